@@ -1,0 +1,1 @@
+//! What the examples of `tower-overload` share.

@@ -1,0 +1,172 @@
+//! Every metric of the crate in one table, and how handles to it are made.
+//!
+//! The crate speaks through the [`metrics`] facade: without a recorder
+//! installed a handle does nothing. Handles are made once, when a layer or a
+//! set is made, so install the recorder first. Names start with a prefix,
+//! `dynamo` unless the application says otherwise, so that dashboards made
+//! for the reference keep working.
+//!
+//! ```
+//! use tower_overload::metrics::{METRICS, Prefix};
+//!
+//! let prefix = Prefix::default();
+//! for metric in METRICS {
+//!     println!("{} ({:?}): {}", metric.name(&prefix), metric.kind(), metric.help());
+//! }
+//! ```
+//!
+//! The facade cannot unregister a series. The gauges of a worker that is gone
+//! are set to 0; to make the series itself disappear, set the idle timeout of
+//! the exporter.
+
+use metrics::{Counter, Gauge, Histogram, KeyName, Label, Level, Metadata};
+use std::borrow::Cow;
+
+/// What every metric's name starts with; `dynamo` by default.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Prefix(Cow<'static, str>);
+
+impl Prefix {
+    /// A prefix of the application's own. Names are made as `{prefix}_{rest}`.
+    pub fn new(prefix: impl Into<Cow<'static, str>>) -> Self {
+        Self(prefix.into())
+    }
+}
+
+impl Default for Prefix {
+    fn default() -> Self {
+        Self(Cow::Borrowed("dynamo"))
+    }
+}
+
+/// What a metric is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only rises.
+    Counter,
+    /// Rises and falls.
+    Gauge,
+    /// A distribution.
+    Histogram,
+}
+
+/// One metric: a row of [`METRICS`].
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    rest: &'static str,
+    kind: Kind,
+    labels: &'static [&'static str],
+    help: &'static str,
+}
+
+impl Metric {
+    const fn new(
+        rest: &'static str,
+        kind: Kind,
+        labels: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
+        Self {
+            rest,
+            kind,
+            labels,
+            help,
+        }
+    }
+
+    /// The full name under `prefix`.
+    pub fn name(&self, prefix: &Prefix) -> String {
+        format!("{}_{}", prefix.0, self.rest)
+    }
+
+    /// Counter, gauge or histogram.
+    pub const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The names of its labels.
+    pub const fn labels(&self) -> &'static [&'static str] {
+        self.labels
+    }
+
+    /// What it says, for people.
+    pub const fn help(&self) -> &'static str {
+        self.help
+    }
+
+    fn key(&self, prefix: &Prefix, values: &[&str]) -> metrics::Key {
+        debug_assert_eq!(values.len(), self.labels.len(), "{}", self.rest);
+        let labels = self.labels.iter().zip(values);
+        metrics::Key::from_parts(
+            self.name(prefix),
+            labels
+                .map(|(name, value)| Label::new(*name, String::from(*value)))
+                .collect::<Vec<_>>(),
+        )
+    }
+
+    pub(crate) fn counter(&self, prefix: &Prefix, values: &[&str]) -> Counter {
+        let key = self.key(prefix, values);
+        metrics::with_recorder(|recorder| recorder.register_counter(&key, &METADATA))
+    }
+
+    pub(crate) fn gauge(&self, prefix: &Prefix, values: &[&str]) -> Gauge {
+        let key = self.key(prefix, values);
+        metrics::with_recorder(|recorder| recorder.register_gauge(&key, &METADATA))
+    }
+
+    pub(crate) fn histogram(&self, prefix: &Prefix, values: &[&str]) -> Histogram {
+        let key = self.key(prefix, values);
+        metrics::with_recorder(|recorder| recorder.register_histogram(&key, &METADATA))
+    }
+}
+
+static METADATA: Metadata<'static> =
+    Metadata::new("tower_overload", Level::INFO, Some(module_path!()));
+
+/// Gives the installed recorder the help text of every metric.
+pub fn describe(prefix: &Prefix) {
+    for metric in METRICS {
+        let name = KeyName::from(metric.name(prefix));
+        let help = metric.help.into();
+        metrics::with_recorder(|recorder| match metric.kind {
+            Kind::Counter => recorder.describe_counter(name, None, help),
+            Kind::Gauge => recorder.describe_gauge(name, None, help),
+            Kind::Histogram => recorder.describe_histogram(name, None, help),
+        });
+    }
+}
+
+macro_rules! table {
+    ($($(#[$doc:meta])* $id:ident = $rest:literal, $kind:ident, $labels:expr, $help:literal;)*) => {
+        $(
+            $(#[$doc])*
+            #[doc = concat!("`…_", $rest, "`: ", $help)]
+            pub const $id: Metric = Metric::new($rest, Kind::$kind, &$labels, $help);
+        )*
+
+        /// Every metric that the crate emits.
+        pub const METRICS: &[Metric] = &[$($id),*];
+    };
+}
+
+table! {
+    MODEL_REJECTIONS = "frontend_model_rejection_total", Counter, ["model", "endpoint"],
+        "Requests answered as overloaded, whatever status code is configured.";
+    MODEL_UNAVAILABLE = "frontend_model_unavailable_total", Counter, ["model", "endpoint"],
+        "Requests answered as unavailable: no path to a worker.";
+    WORKER_DECODE_BLOCKS = "frontend_worker_active_decode_blocks", Gauge, ["worker_id", "dp_rank", "worker_type"],
+        "KV blocks in use by decoding on a rank of a worker, as last reported; 0 once the worker is gone.";
+    WORKER_PREFILL_TOKENS = "frontend_worker_active_prefill_tokens", Gauge, ["worker_id", "dp_rank", "worker_type"],
+        "Prompt tokens waiting for or in prefill on a rank of a worker, as last reported; 0 once the worker is gone.";
+    WORKER_REJECTIONS = "rejection_request_total", Counter, [],
+        "Requests refused by the engine admission.";
+    WORKER_REJECTIONS_BY_REASON = "rejection_request_by_reason_total", Counter, ["reason"],
+        "Requests refused by the engine admission, by reason.";
+    ENGINE_REQUESTS = "engine_request", Gauge, [],
+        "Requests in the engine.";
+    QUEUED_REQUESTS = "request_queue", Gauge, [],
+        "Requests waiting for a slot of the engine.";
+    QUEUE_WAIT = "request_queue_wait_seconds", Histogram, [],
+        "Seconds that a request spent in the queue, however that ended.";
+}
