@@ -79,7 +79,7 @@ impl<K, P, C> BusyBalance<K, P, C> {
     /// Builds the stack over the workers that `discover` finds.
     pub fn build<D, Req>(self, discover: D) -> Balanced<D, Req, P, C>
     where
-        K: Clone + Eq + Hash + fmt::Debug,
+        K: Clone + Eq + Hash + fmt::Display,
         D: Discover<Key = K>,
         D::Error: Into<BoxError>,
         P: Clone,

@@ -71,7 +71,7 @@ impl<D: Discover, P, C> BusyDiscover<D, P, C> {
 impl<D, P, C> Stream for BusyDiscover<D, P, C>
 where
     D: Discover,
-    D::Key: Clone + Hash + fmt::Debug,
+    D::Key: Clone + Hash + fmt::Display,
     D::Error: Into<BoxError>,
     P: Clone,
     C: Clone,

@@ -36,7 +36,7 @@ use tower_service::Service;
 ///
 /// Without a mark, `poll_ready` costs one atomic load over the inner
 /// service's. Requests on their way are never cut.
-pub struct Endpoint<K: Clone + Eq + Hash + fmt::Debug, S, P, C = CompleteOnBody> {
+pub struct Endpoint<K: Clone + Eq + Hash + fmt::Display, S, P, C = CompleteOnBody> {
     inner: S,
     token: Token<K>,
     policy: P,
@@ -46,14 +46,14 @@ pub struct Endpoint<K: Clone + Eq + Hash + fmt::Debug, S, P, C = CompleteOnBody>
 }
 
 /// A living endpoint; its drop is what takes the worker off the membership.
-struct Token<K: Clone + Eq + Hash + fmt::Debug> {
+struct Token<K: Clone + Eq + Hash + fmt::Display> {
     set: BusySet<K>,
     worker: K,
     cell: Arc<Cell>,
     seat: u64,
 }
 
-impl<K: Clone + Eq + Hash + fmt::Debug> Drop for Token<K> {
+impl<K: Clone + Eq + Hash + fmt::Display> Drop for Token<K> {
     fn drop(&mut self) {
         if self.cell.detach(self.seat) {
             self.set.tidy(&self.worker);
@@ -61,7 +61,7 @@ impl<K: Clone + Eq + Hash + fmt::Debug> Drop for Token<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Debug, S, P, C> Endpoint<K, S, P, C> {
+impl<K: Clone + Eq + Hash + fmt::Display, S, P, C> Endpoint<K, S, P, C> {
     pub(crate) fn new(
         inner: S,
         worker: K,
@@ -128,7 +128,7 @@ impl<K: Clone + Eq + Hash + fmt::Debug, S, P, C> Endpoint<K, S, P, C> {
 
 impl<K, S, P, C, Req> Service<Req> for Endpoint<K, S, P, C>
 where
-    K: Clone + Eq + Hash + fmt::Debug,
+    K: Clone + Eq + Hash + fmt::Display,
     S: Service<Req>,
     S::Error: Into<BoxError>,
     P: Classify<S::Response> + Clone,
@@ -159,7 +159,7 @@ where
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Debug, S: Load, P, C> Load for Endpoint<K, S, P, C> {
+impl<K: Clone + Eq + Hash + fmt::Display, S: Load, P, C> Load for Endpoint<K, S, P, C> {
     type Metric = S::Metric;
 
     fn load(&self) -> Self::Metric {
@@ -167,10 +167,10 @@ impl<K: Clone + Eq + Hash + fmt::Debug, S: Load, P, C> Load for Endpoint<K, S, P
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Debug, S, P, C> fmt::Debug for Endpoint<K, S, P, C> {
+impl<K: Clone + Eq + Hash + fmt::Display, S, P, C> fmt::Debug for Endpoint<K, S, P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
-            .field("worker", self.worker())
+            .field("worker", &format_args!("{}", self.worker()))
             .finish_non_exhaustive()
     }
 }

@@ -122,7 +122,7 @@ impl<K> BusySet<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Debug> BusySet<K> {
+impl<K: Clone + Eq + Hash + fmt::Display> BusySet<K> {
     /// The busy mark of a worker, for the one who judges its load.
     ///
     /// The mark is off until it is [set](BusyMark::set). Dropping it clears it.
@@ -202,7 +202,7 @@ impl<K: Clone + Eq + Hash + fmt::Debug> BusySet<K> {
         if let Some(cell) = self.existing(worker) {
             return cell;
         }
-        let label = format!("{worker:?}").into();
+        let label = worker.to_string().into();
         let fresh = Arc::new(Cell::new(label, self.shared().clone(), Marks::default()));
         let mut cells = lock(&self.inner.cells);
         if cells.by_worker.len() >= cells.sweep_at {
@@ -327,14 +327,14 @@ impl fmt::Debug for WorkerMarks {
 }
 
 /// The busy mark of one worker, owned by the one who judges its load.
-pub struct BusyMark<K: Clone + Eq + Hash + fmt::Debug> {
+pub struct BusyMark<K: Clone + Eq + Hash + fmt::Display> {
     set: BusySet<K>,
     worker: K,
     /// Where the mark was last set.
     cell: Option<Arc<Cell>>,
 }
 
-impl<K: Clone + Eq + Hash + fmt::Debug> BusyMark<K> {
+impl<K: Clone + Eq + Hash + fmt::Display> BusyMark<K> {
     /// Marks the worker busy until the instant, or until it is cleared;
     /// replaces an earlier end, be it sooner or later.
     ///
@@ -369,7 +369,7 @@ impl<K: Clone + Eq + Hash + fmt::Debug> BusyMark<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Debug> Drop for BusyMark<K> {
+impl<K: Clone + Eq + Hash + fmt::Display> Drop for BusyMark<K> {
     fn drop(&mut self) {
         self.clear();
         if self.cell.is_some() {
@@ -378,31 +378,31 @@ impl<K: Clone + Eq + Hash + fmt::Debug> Drop for BusyMark<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Debug> fmt::Debug for BusyMark<K> {
+impl<K: Clone + Eq + Hash + fmt::Display> fmt::Debug for BusyMark<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BusyMark")
-            .field("worker", &self.worker)
+            .field("worker", &format_args!("{}", self.worker))
             .finish_non_exhaustive()
     }
 }
 
 /// Keeps new requests away from a worker while it lives.
-pub struct DrainMark<K: Clone + Eq + Hash + fmt::Debug> {
+pub struct DrainMark<K: Clone + Eq + Hash + fmt::Display> {
     set: BusySet<K>,
     worker: K,
 }
 
-impl<K: Clone + Eq + Hash + fmt::Debug> Drop for DrainMark<K> {
+impl<K: Clone + Eq + Hash + fmt::Display> Drop for DrainMark<K> {
     fn drop(&mut self) {
         self.set.with_cell(&self.worker, |cell| cell.undrain());
         self.set.tidy(&self.worker);
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Debug> fmt::Debug for DrainMark<K> {
+impl<K: Clone + Eq + Hash + fmt::Display> fmt::Debug for DrainMark<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DrainMark")
-            .field("worker", &self.worker)
+            .field("worker", &format_args!("{}", self.worker))
             .finish_non_exhaustive()
     }
 }
