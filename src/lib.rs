@@ -2,8 +2,10 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs, missing_debug_implementations)]
 
+pub mod busy;
 pub mod completion;
 pub mod error;
+pub mod load;
 pub mod metrics;
 
 mod sync;
