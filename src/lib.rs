@@ -5,11 +5,22 @@
 pub mod busy;
 pub mod completion;
 pub mod error;
+pub mod load;
 pub mod metrics;
 
 mod sync;
+
+use std::{fmt, hash::Hash};
 
 pub use error::{OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason, Unreachable};
 
 /// A boxed error, as Tower's middleware use it.
 pub type BoxError = tower::BoxError;
+
+/// What can be the id of a worker: a string, a number, an address.
+///
+/// Implemented for everything that fits. The text it displays as is the
+/// worker's name in logs and metrics.
+pub trait WorkerId: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static {}
+
+impl<T: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static> WorkerId for T {}

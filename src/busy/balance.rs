@@ -2,8 +2,8 @@ use super::{
     discover::BusyDiscover, endpoint::Endpoint, layer::BusyFilterLayer, policy::RefusalPolicy,
     service::BusyFilter, set::BusySet,
 };
-use crate::{BoxError, completion::CompleteOnBody};
-use std::{fmt, hash::Hash, time::Duration};
+use crate::{BoxError, WorkerId, completion::CompleteOnBody};
+use std::{hash::Hash, time::Duration};
 use tower::{balance::p2c::Balance, discover::Discover, load::PendingRequestsDiscover};
 use tower_layer::Layer;
 use tower_service::Service;
@@ -79,15 +79,15 @@ impl<K, P, C> BusyBalance<K, P, C> {
     /// Builds the stack over the workers that `discover` finds.
     pub fn build<D, Req>(self, discover: D) -> Balanced<D, Req, P, C>
     where
-        K: Clone + Eq + Hash + fmt::Display,
+        K: WorkerId,
         D: Discover<Key = K>,
         D::Error: Into<BoxError>,
         P: Clone,
         C: Clone,
-        Endpoint<K, D::Service, P, C>: Service<Req, Error = BoxError>,
+        Endpoint<D::Service, P, C>: Service<Req, Error = BoxError>,
         C: tower::load::TrackCompletion<
                 tower::load::pending_requests::Handle,
-                <Endpoint<K, D::Service, P, C> as Service<Req>>::Response,
+                <Endpoint<D::Service, P, C> as Service<Req>>::Response,
             >,
     {
         let (model, prefix) = (Box::from(self.set.model()), self.set.prefix().clone());

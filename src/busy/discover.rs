@@ -4,7 +4,7 @@
 use super::{
     cell::Cell, endpoint::Endpoint, members::Members, policy::RefusalPolicy, set::BusySet,
 };
-use crate::{BoxError, completion::CompleteOnBody, metrics::DISCOVERY_ERRORS, sync::Arc};
+use crate::{BoxError, WorkerId, completion::CompleteOnBody, metrics::DISCOVERY_ERRORS, sync::Arc};
 use futures::Stream;
 use pin_project_lite::pin_project;
 use std::{
@@ -71,12 +71,12 @@ impl<D: Discover, P, C> BusyDiscover<D, P, C> {
 impl<D, P, C> Stream for BusyDiscover<D, P, C>
 where
     D: Discover,
-    D::Key: Clone + Hash + fmt::Display,
+    D::Key: WorkerId,
     D::Error: Into<BoxError>,
     P: Clone,
     C: Clone,
 {
-    type Item = Result<Change<D::Key, Endpoint<D::Key, D::Service, P, C>>, Infallible>;
+    type Item = Result<Change<D::Key, Endpoint<D::Service, P, C>>, Infallible>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut this = self.project();
@@ -107,8 +107,7 @@ where
                 }
                 let endpoint = Endpoint::new(
                     service,
-                    worker.clone(),
-                    this.set,
+                    this.set.place(worker.clone()),
                     this.members,
                     this.policy.clone(),
                     this.completion.clone(),

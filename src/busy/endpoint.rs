@@ -4,7 +4,7 @@ use super::{
     cell::{Cell, Check},
     members::Members,
     policy::{Classify, Fault, Refusal},
-    set::BusySet,
+    set::Place,
 };
 use crate::{
     BoxError, OverloadReason, ServiceOverloaded, Unreachable, completion::CompleteOnBody, sync::Arc,
@@ -13,7 +13,6 @@ use pin_project_lite::pin_project;
 use std::{
     fmt,
     future::Future,
-    hash::Hash,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -36,9 +35,9 @@ use tower_service::Service;
 ///
 /// Without a mark, `poll_ready` costs one atomic load over the inner
 /// service's. Requests on their way are never cut.
-pub struct Endpoint<K: Clone + Eq + Hash + fmt::Display, S, P, C = CompleteOnBody> {
+pub struct Endpoint<S, P, C = CompleteOnBody> {
     inner: S,
-    token: Token<K>,
+    token: Token,
     policy: P,
     completion: C,
     /// Armed while the worker is excluded.
@@ -46,40 +45,26 @@ pub struct Endpoint<K: Clone + Eq + Hash + fmt::Display, S, P, C = CompleteOnBod
 }
 
 /// A living endpoint; its drop is what takes the worker off the membership.
-struct Token<K: Clone + Eq + Hash + fmt::Display> {
-    set: BusySet<K>,
-    worker: K,
+struct Token {
+    place: Place,
     cell: Arc<Cell>,
     seat: u64,
 }
 
-impl<K: Clone + Eq + Hash + fmt::Display> Drop for Token<K> {
+impl Drop for Token {
     fn drop(&mut self) {
         if self.cell.detach(self.seat) {
-            self.set.tidy(&self.worker);
+            self.place.tidy();
         }
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Display, S, P, C> Endpoint<K, S, P, C> {
-    pub(crate) fn new(
-        inner: S,
-        worker: K,
-        set: &BusySet<K>,
-        members: &Members,
-        policy: P,
-        completion: C,
-    ) -> Self {
-        let (cell, seat) = set.attach(&worker, members);
-        let token = Token {
-            set: set.clone(),
-            worker,
-            cell,
-            seat,
-        };
+impl<S, P, C> Endpoint<S, P, C> {
+    pub(crate) fn new(inner: S, place: Place, members: &Members, policy: P, completion: C) -> Self {
+        let (cell, seat) = place.attach(members);
         Self {
             inner,
-            token,
+            token: Token { place, cell, seat },
             policy,
             completion,
             timer: None,
@@ -90,9 +75,9 @@ impl<K: Clone + Eq + Hash + fmt::Display, S, P, C> Endpoint<K, S, P, C> {
         &self.token.cell
     }
 
-    /// The id of the worker.
-    pub fn worker(&self) -> &K {
-        &self.token.worker
+    /// The id of the worker, as it is displayed.
+    pub fn worker(&self) -> &str {
+        self.token.cell.label()
     }
 
     /// The wrapped service.
@@ -126,9 +111,8 @@ impl<K: Clone + Eq + Hash + fmt::Display, S, P, C> Endpoint<K, S, P, C> {
     }
 }
 
-impl<K, S, P, C, Req> Service<Req> for Endpoint<K, S, P, C>
+impl<S, P, C, Req> Service<Req> for Endpoint<S, P, C>
 where
-    K: Clone + Eq + Hash + fmt::Display,
     S: Service<Req>,
     S::Error: Into<BoxError>,
     P: Classify<S::Response> + Clone,
@@ -159,7 +143,7 @@ where
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Display, S: Load, P, C> Load for Endpoint<K, S, P, C> {
+impl<S: Load, P, C> Load for Endpoint<S, P, C> {
     type Metric = S::Metric;
 
     fn load(&self) -> Self::Metric {
@@ -167,10 +151,10 @@ impl<K: Clone + Eq + Hash + fmt::Display, S: Load, P, C> Load for Endpoint<K, S,
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Display, S, P, C> fmt::Debug for Endpoint<K, S, P, C> {
+impl<S, P, C> fmt::Debug for Endpoint<S, P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
-            .field("worker", &format_args!("{}", self.worker()))
+            .field("worker", &self.worker())
             .finish_non_exhaustive()
     }
 }

@@ -6,6 +6,7 @@ use super::{
     members::Members,
 };
 use crate::{
+    WorkerId,
     metrics::{self, Prefix},
     sync::{Arc, Mutex, lock},
 };
@@ -122,36 +123,30 @@ impl<K> BusySet<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Display> BusySet<K> {
+impl<K: WorkerId> BusySet<K> {
     /// The busy mark of a worker, for the one who judges its load.
     ///
     /// The mark is off until it is [set](BusyMark::set). Dropping it clears it.
     /// Two owners of one worker's mark overwrite each other: have one.
-    pub fn busy_mark(&self, worker: K) -> BusyMark<K> {
+    pub fn busy_mark(&self, worker: K) -> BusyMark {
         BusyMark {
-            set: self.clone(),
-            worker,
+            place: self.place(worker),
             cell: None,
         }
     }
 
     /// Keeps new requests away from a worker until the mark is dropped, the
     /// last one if there are several; what the worker is doing goes on.
-    pub fn drain(&self, worker: K) -> DrainMark<K> {
-        self.with_cell(&worker, |cell| cell.drain());
-        DrainMark {
-            set: self.clone(),
-            worker,
-        }
+    pub fn drain(&self, worker: K) -> DrainMark {
+        let place = self.place(worker);
+        place.with_cell(|cell| cell.drain());
+        DrainMark { place }
     }
 
     /// Leases `worker` as if one of its endpoints had seen a refusal. A time
     /// that the worker named is bounded, and no completed response ends it early.
     pub fn refused(&self, worker: &K, retry_after: Option<Duration>) {
-        self.with_cell(worker, |cell| {
-            cell.refused(retry_after);
-            Ok(())
-        });
+        self.current(worker).refused(retry_after);
     }
 
     /// A response of `worker` that was no refusal has ended: ends its lease,
@@ -219,18 +214,12 @@ impl<K: Clone + Eq + Hash + fmt::Display> BusySet<K> {
             .clone()
     }
 
-    /// Runs `with` on the worker's cell, on its successor if it has just left.
-    fn with_cell<R>(&self, worker: &K, with: impl Fn(&Arc<Cell>) -> Result<R, Retired>) -> R {
-        loop {
-            if let Ok(result) = with(&self.current(worker)) {
-                return result;
-            }
-        }
-    }
-
-    /// Seats a new endpoint of `worker`.
-    pub(crate) fn attach(&self, worker: &K, members: &Members) -> (Arc<Cell>, u64) {
-        self.with_cell(worker, |cell| Ok((cell.clone(), cell.attach(members)?)))
+    /// Where the marks of `worker` are.
+    pub(crate) fn place(&self, worker: K) -> Place {
+        Place(Box::new(Entry {
+            set: self.clone(),
+            worker,
+        }))
     }
 
     /// Says that `worker` has left: what its connections marked goes at once,
@@ -272,12 +261,63 @@ impl<K: Clone + Eq + Hash + fmt::Display> BusySet<K> {
     }
 
     /// Forgets the worker if nothing needs it any more.
-    pub(crate) fn tidy(&self, worker: &K) {
+    fn tidy(&self, worker: &K) {
         let mut cells = lock(&self.inner.cells);
         let vacant = |cell: &Arc<Cell>| cell.retire_if_vacant(Instant::now());
         if cells.by_worker.get(worker).is_some_and(vacant) {
             cells.by_worker.remove(worker);
         }
+    }
+}
+
+struct Entry<K> {
+    set: BusySet<K>,
+    worker: K,
+}
+
+/// A worker's entry in a set, whatever the type of its id.
+trait Lookup: Send + Sync {
+    fn existing(&self) -> Option<Arc<Cell>>;
+    fn current(&self) -> Arc<Cell>;
+    fn tidy(&self);
+}
+
+impl<K: WorkerId> Lookup for Entry<K> {
+    fn existing(&self) -> Option<Arc<Cell>> {
+        self.set.existing(&self.worker)
+    }
+
+    fn current(&self) -> Arc<Cell> {
+        self.set.current(&self.worker)
+    }
+
+    fn tidy(&self) {
+        self.set.tidy(&self.worker);
+    }
+}
+
+/// Finds the cell of one worker for those who mark it; the type of its id is
+/// erased, so that what holds a place needs no bounds to be dropped.
+pub(crate) struct Place(Box<dyn Lookup>);
+
+impl Place {
+    /// Runs `with` on the worker's cell, on its successor if it has just left.
+    fn with_cell<R>(&self, with: impl Fn(&Arc<Cell>) -> Result<R, Retired>) -> R {
+        loop {
+            if let Ok(result) = with(&self.0.current()) {
+                return result;
+            }
+        }
+    }
+
+    /// Seats a new endpoint of the worker.
+    pub(crate) fn attach(&self, members: &Members) -> (Arc<Cell>, u64) {
+        self.with_cell(|cell| Ok((cell.clone(), cell.attach(members)?)))
+    }
+
+    /// Forgets the worker if nothing needs it any more.
+    pub(crate) fn tidy(&self) {
+        self.0.tidy();
     }
 }
 
@@ -327,14 +367,13 @@ impl fmt::Debug for WorkerMarks {
 }
 
 /// The busy mark of one worker, owned by the one who judges its load.
-pub struct BusyMark<K: Clone + Eq + Hash + fmt::Display> {
-    set: BusySet<K>,
-    worker: K,
+pub struct BusyMark {
+    place: Place,
     /// Where the mark was last set.
     cell: Option<Arc<Cell>>,
 }
 
-impl<K: Clone + Eq + Hash + fmt::Display> BusyMark<K> {
+impl BusyMark {
     /// Marks the worker busy until the instant, or until it is cleared;
     /// replaces an earlier end, be it sooner or later.
     ///
@@ -344,7 +383,7 @@ impl<K: Clone + Eq + Hash + fmt::Display> BusyMark<K> {
         if known.is_some_and(|cell| cell.set_busy(until).is_ok()) {
             return;
         }
-        self.cell = Some(self.set.with_cell(&self.worker, |cell| {
+        self.cell = Some(self.place.with_cell(|cell| {
             cell.set_busy(until)?;
             Ok(cell.clone())
         }));
@@ -359,51 +398,48 @@ impl<K: Clone + Eq + Hash + fmt::Display> BusyMark<K> {
             return;
         }
         // The worker was replaced in between; its successor has the mark.
-        while let Some(cell) = self.set.existing(&self.worker) {
+        self.cell = None;
+        while let Some(cell) = self.place.0.existing() {
             if cell.clear_busy().is_ok() {
                 self.cell = Some(cell);
                 return;
             }
         }
-        self.cell = None;
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Display> Drop for BusyMark<K> {
+impl Drop for BusyMark {
     fn drop(&mut self) {
         self.clear();
         if self.cell.is_some() {
-            self.set.tidy(&self.worker);
+            self.place.tidy();
         }
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Display> fmt::Debug for BusyMark<K> {
+impl fmt::Debug for BusyMark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BusyMark")
-            .field("worker", &format_args!("{}", self.worker))
+            .field("cell", &self.cell)
             .finish_non_exhaustive()
     }
 }
 
 /// Keeps new requests away from a worker while it lives.
-pub struct DrainMark<K: Clone + Eq + Hash + fmt::Display> {
-    set: BusySet<K>,
-    worker: K,
+pub struct DrainMark {
+    place: Place,
 }
 
-impl<K: Clone + Eq + Hash + fmt::Display> Drop for DrainMark<K> {
+impl Drop for DrainMark {
     fn drop(&mut self) {
-        self.set.with_cell(&self.worker, |cell| cell.undrain());
-        self.set.tidy(&self.worker);
+        self.place.with_cell(|cell| cell.undrain());
+        self.place.tidy();
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Display> fmt::Debug for DrainMark<K> {
+impl fmt::Debug for DrainMark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DrainMark")
-            .field("worker", &format_args!("{}", self.worker))
-            .finish_non_exhaustive()
+        f.debug_struct("DrainMark").finish_non_exhaustive()
     }
 }
 
