@@ -3,7 +3,7 @@ use super::{
     service::BusyFilter, set::BusySet,
 };
 use crate::{BoxError, WorkerId, completion::CompleteOnBody};
-use std::{hash::Hash, time::Duration};
+use std::time::Duration;
 use tower::{balance::p2c::Balance, discover::Discover, load::PendingRequestsDiscover};
 use tower_layer::Layer;
 use tower_service::Service;

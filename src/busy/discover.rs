@@ -11,7 +11,6 @@ use std::{
     collections::HashMap,
     convert::Infallible,
     fmt,
-    hash::Hash,
     pin::Pin,
     task::{Context, Poll, ready},
 };

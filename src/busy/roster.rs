@@ -7,7 +7,6 @@ use std::{
     convert::Infallible,
     fmt,
     hash::Hash,
-    mem,
     pin::Pin,
     task::{Context, Poll, Waker},
 };
@@ -111,7 +110,7 @@ impl<K: Clone + Eq + Hash, S> Stream for RosterChanges<K, S> {
         let waker = &mut state.waker;
         let old = match waker {
             Some(waker) if waker.will_wake(cx.waker()) => None,
-            _ => mem::replace(waker, Some(cx.waker().clone())),
+            _ => waker.replace(cx.waker().clone()),
         };
         drop(guard);
         drop(old);

@@ -10,7 +10,7 @@ use crate::{
     metrics::{self, Prefix},
     sync::{Arc, Mutex, lock},
 };
-use std::{collections::HashMap, error::Error, fmt, hash::Hash, time::Duration};
+use std::{collections::HashMap, error::Error, fmt, time::Duration};
 use tokio::time::Instant;
 
 /// The marks that keep requests away from workers, by worker id.

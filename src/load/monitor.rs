@@ -14,9 +14,7 @@ use std::{
     borrow::{Borrow, Cow},
     collections::HashMap,
     convert::Infallible,
-    fmt,
-    hash::Hash,
-    mem,
+    fmt, mem,
     sync::Arc as Shared,
     time::Duration,
 };
