@@ -5,10 +5,12 @@
 pub mod completion;
 pub mod error;
 pub mod metrics;
+pub mod status;
 
 mod sync;
 
 pub use error::{OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason, Unreachable};
+pub use status::OverloadStatusLayer;
 
 /// A boxed error, as Tower's middleware use it.
 pub type BoxError = tower::BoxError;
