@@ -11,5 +11,6 @@ pub mod client;
 pub mod engine;
 pub mod openai;
 pub mod register;
+pub mod replay;
 
 pub mod serve;

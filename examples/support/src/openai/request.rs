@@ -123,7 +123,7 @@ impl Generate {
             })
             .ok_or_else(|| {
                 let message = format!(
-                    "{prompts} prompts × {n} answers × {max_tokens} tokens: a request can \
+                    "`{limit}` is {max_tokens}, for {prompts} × {n} answers: a request can \
                      generate at most {MOST_TOKENS} tokens"
                 );
                 ApiError::bad_param(limit, message)
