@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs, missing_debug_implementations)]
 
+pub mod admission;
 pub mod completion;
 pub mod error;
 pub mod metrics;
