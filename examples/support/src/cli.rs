@@ -15,6 +15,7 @@ use std::{
     ops::RangeInclusive,
     str::FromStr,
 };
+use tower_overload::admission::EnvError;
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 /// The exit code for an option or a variable that cannot be used.
@@ -44,6 +45,13 @@ impl Display for UsageError {
 }
 
 impl std::error::Error for UsageError {}
+
+/// It says all that is needed.
+impl From<EnvError> for UsageError {
+    fn from(error: EnvError) -> Self {
+        Self(error.to_string())
+    }
+}
 
 /// Where variables are looked up: [`environment`], or a closure of a test.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
@@ -96,8 +104,8 @@ fn one_line_first(error: &str) -> String {
     format!("{}\n\n{}", first.join(" "), rest.trim_end())
 }
 
-/// What `flag` says; without it, what the variable `name` says; an empty
-/// variable says nothing. The variable is not read when there is a flag.
+/// What `flag` says; without it, what the variable `name` says. An empty
+/// variable says nothing, and white space around a value does not matter. The variable is not read when there is a flag.
 ///
 /// # Errors
 ///
@@ -111,15 +119,17 @@ pub fn flag_or_env<T>(
     if flag.is_some() {
         return Ok(flag);
     }
-    let Some(value) = environment(name).filter(|value| !value.is_empty()) else {
+    let Some(value) = environment(name) else {
         return Ok(None);
     };
-    value
-        .to_str()
-        .ok_or_else(|| String::from("expected valid UTF-8"))
-        .and_then(parse)
-        .map(Some)
-        .map_err(|expected| UsageError::new(name, value.to_string_lossy(), expected))
+    // What is not UTF-8 is no value of any option: `parse` refuses it.
+    let value = value.to_string_lossy();
+    match value.trim() {
+        "" => Ok(None),
+        trimmed => parse(trimmed)
+            .map(Some)
+            .map_err(|expected| UsageError::new(name, &value, expected)),
+    }
 }
 
 /// A parser of whole numbers within `allowed`.
@@ -320,6 +330,7 @@ mod tests {
         assert_eq!(resolve(Some(1), "abc"), Ok(Some(1)));
         assert_eq!(resolve(None, "2"), Ok(Some(2)));
         assert_eq!(resolve(None, ""), Ok(None));
+        assert_eq!(resolve(None, " 2 "), Ok(Some(2)));
     }
 
     #[test]

@@ -14,3 +14,4 @@ pub mod register;
 pub mod replay;
 
 pub mod serve;
+pub mod worker;
