@@ -2,17 +2,22 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs, missing_debug_implementations)]
 
+pub mod admission;
 pub mod busy;
 pub mod completion;
 pub mod error;
 pub mod load;
 pub mod metrics;
+pub mod status;
 
 mod sync;
 
 use std::{fmt, hash::Hash};
 
+pub use admission::EngineAdmissionLayer;
+pub use busy::{BusyDiscover, BusyFilterLayer, BusySet};
 pub use error::{OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason, Unreachable};
+pub use status::OverloadStatusLayer;
 
 /// A boxed error, as Tower's middleware use it.
 pub type BoxError = tower::BoxError;

@@ -90,7 +90,8 @@ impl<K, P, C> BusyBalance<K, P, C> {
                 <Endpoint<D::Service, P, C> as Service<Req>>::Response,
             >,
     {
-        let (model, prefix) = (Box::from(self.set.model()), self.set.prefix().clone());
+        let model: Box<str> = self.set.model().into();
+        let prefix = self.set.prefix().clone();
         let discover = BusyDiscover::with(discover, self.set, self.policy, self.completion.clone());
         let mut filter = BusyFilterLayer::new(discover.members())
             .startup_grace(self.startup_grace)
