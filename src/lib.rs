@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs, missing_debug_implementations)]
 
+#[cfg(feature = "admin")]
+pub mod admin;
 pub mod busy;
 pub mod completion;
 pub mod error;

@@ -1,6 +1,8 @@
 //! The shared cases, against the monitor alone: which workers it marks busy.
 
-mod support;
+mod support {
+    pub mod cases;
+}
 
 use std::collections::BTreeSet;
 use support::cases::{self, Fleet};
