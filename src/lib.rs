@@ -79,6 +79,8 @@
 #![deny(missing_docs, missing_debug_implementations)]
 
 pub mod admission;
+#[cfg(feature = "admin")]
+pub mod admin;
 pub mod busy;
 pub mod completion;
 pub mod error;

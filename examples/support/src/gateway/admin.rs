@@ -17,7 +17,7 @@ use http::{
 };
 use serde::{Deserialize, Serialize};
 use std::{fmt::Display, sync::Arc};
-use tower_overload::load::LoadEvent;
+use tower_overload::{admin::BusyThreshold, load::LoadEvent};
 
 /// The longest body of an admin request.
 const MAX_BODY: usize = 4 * 1024 * 1024;
@@ -27,6 +27,7 @@ pub(super) fn router(registry: Arc<Registry>) -> Router {
         .route("/workers", get(workers))
         .route("/workers/{id}", put(register).delete(remove))
         .route("/worker_load", post(load))
+        .route_service("/busy_threshold", thresholds)
         .route("/metrics", get(metrics))
         .fallback(|request: Request| async move {
             let message = format!("there is no {}", request.uri().path());
