@@ -173,6 +173,8 @@ table! {
         "Load events that were taken into account.";
     LOAD_EVENTS_DROPPED = "frontend_load_events_dropped_total", Counter, ["reason"],
         "Load events that were dropped, by reason.";
+    LOAD_SOURCES = "frontend_load_sources_connected", Gauge, [],
+        "Sources of load events that are connected.";
     WORKERS_WITHOUT_SIGNAL = "frontend_workers_without_signal", Gauge, ["model", "threshold"],
         "Workers whose reports could never have reached a threshold that is set: nothing but zeros, or no known capacity.";
     WORKER_REJECTIONS = "rejection_request_total", Counter, [],

@@ -1,7 +1,9 @@
 //! The shared cases, against the whole stack: monitor, set, discovery,
 //! balancer and filter.
 
-mod support;
+mod support {
+    pub mod cases;
+}
 
 use futures::FutureExt;
 use std::{

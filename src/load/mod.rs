@@ -80,13 +80,18 @@
 //! panic reaches the caller, and the monitor keeps working.
 
 mod config;
+mod drive;
 mod events;
+mod few;
+mod follow;
 mod monitor;
 mod rank;
 mod thresholds;
 
 pub use config::{InvalidWorkerConfig, WorkerConfig};
+pub use drive::Drive;
 pub use events::{DropReason, LoadEvent};
+pub use follow::Follow;
 pub use monitor::{
     DEFAULT_STALE_AFTER, DuplicateModel, ModelVerdict, Observed, RankSnapshot, UnknownModel,
     WorkerMonitor, WorkerMonitorBuilder, WorkerSnapshot,

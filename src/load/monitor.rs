@@ -1,5 +1,6 @@
 use super::{
     DropReason, LoadEvent, ModelThresholds, Thresholds, ThresholdsHandle, WorkerConfig,
+    few::Few,
     rank::{Capacity, FreshCounts, RankLoad, Signals, Until, worker_busy_until},
     thresholds,
 };
@@ -135,8 +136,8 @@ struct Worker {
     capacity: Capacity,
     worker_type: Cow<'static, str>,
     /// By `dp_rank`, ascending.
-    ranks: Vec<Rank>,
-    seats: Vec<Seat>,
+    ranks: Few<Rank>,
+    seats: Few<Seat>,
     signals: Signals,
 }
 
@@ -373,7 +374,7 @@ impl Worker {
         transitions: &mut Vec<Transition<K>>,
     ) -> bool {
         let mut changed = false;
-        for seat in &mut self.seats {
+        for seat in &mut *self.seats {
             let Some(model) = models.get_mut(seat.model) else {
                 continue;
             };
@@ -421,10 +422,10 @@ impl Worker {
 
     /// The worker is gone: its gauges show 0, and no model counts it.
     fn retire<K>(&mut self, models: &mut Models<K>) {
-        for rank in &self.ranks {
+        for rank in &*self.ranks {
             rank.gauges.retire();
         }
-        for seat in &mut self.seats {
+        for seat in &mut *self.seats {
             if let Some(model) = models.get_mut(seat.model) {
                 model.recount(&mut seat.missing, [false; 3]);
             }
@@ -477,11 +478,21 @@ impl<K: WorkerId> State<K> {
         }
     }
 
-    fn observe(&mut self, event: &LoadEvent<K>, good_until: Until) -> Result<usize, DropReason> {
-        let index = *self
-            .index
-            .get(&event.worker)
-            .ok_or(DropReason::UnregisteredWorker)?;
+    /// The registered worker of that id.
+    fn find(&self, worker: &K) -> Option<usize> {
+        let index = *self.index.get(worker)?;
+        let entry = self.entries[index].as_ref()?;
+        entry.worker.is_some().then_some(index)
+    }
+
+    /// Takes the counts of an event; `index` is where its worker was found.
+    fn report(
+        &mut self,
+        index: Option<usize>,
+        event: &LoadEvent<K>,
+        good_until: Until,
+    ) -> Result<usize, DropReason> {
+        let index = index.ok_or(DropReason::UnregisteredWorker)?;
         let worker = self.entries[index]
             .as_mut()
             .and_then(|entry| entry.worker.as_mut())
@@ -531,7 +542,7 @@ impl<K: WorkerId> State<K> {
         let seats = entry
             .worker
             .as_ref()
-            .map_or(&[][..], |worker| &worker.seats);
+            .map_or(&[][..], |worker| &*worker.seats);
         let mut change = false;
         let mut gone = false;
         for held in &mut *marks {
@@ -664,6 +675,9 @@ impl Held {
     }
 }
 
+/// How many events of a batch are looked up before the first is judged.
+const LOOKAHEAD: usize = 64;
+
 impl WorkerMonitor<()> {
     /// A builder with the default options.
     pub fn builder() -> WorkerMonitorBuilder {
@@ -742,15 +756,20 @@ impl<K: WorkerId> WorkerMonitor<K> {
         for (index, entry) in entries.iter_mut().enumerate() {
             let worker = entry.as_mut().and_then(|entry| entry.worker.as_mut());
             if let Some(worker) = worker {
-                let seats = worker.seats.len();
-                worker.seats.retain(|seat| seat.model != id);
-                if worker.seats.len() != seats {
+                if worker.seats.iter().any(|seat| seat.model == id) {
+                    let seats = mem::replace(&mut worker.seats, Vec::new().into());
+                    let stay = seats.into_vec().into_iter();
+                    worker.seats = stay.filter(|seat| seat.model != id).collect();
                     outcome.changed.push(index);
                 }
             }
         }
         self.inner.finish(state, outcome);
         true
+    }
+
+    pub(super) fn load_sources(&self) -> Gauge {
+        metrics::LOAD_SOURCES.gauge(&self.inner.prefix, &[])
     }
 
     /// The thresholds of all models, for an operator's interface.
@@ -933,7 +952,9 @@ impl<K: WorkerId> WorkerMonitor<K> {
         let mut outcome = Outcome::default();
         let mut state = lock(&self.inner.state);
         let changes = self.inner.changes();
-        match state.observe(event.borrow(), good_until) {
+        let event = event.borrow();
+        let index = state.find(&event.worker);
+        match state.report(index, event, good_until) {
             Ok(index) => {
                 state.judge(index, changes, now, &mut outcome);
                 self.inner.finish(state, outcome);
@@ -961,15 +982,23 @@ impl<K: WorkerId> WorkerMonitor<K> {
         let mut observed = Observed::default();
         let mut state = lock(&self.inner.state);
         let changes = self.inner.changes();
-        for event in events {
-            match state.observe(event, good_until) {
-                Ok(index) => {
-                    state.judge(index, changes, now, &mut outcome);
-                    observed.accepted += 1;
-                }
-                Err(reason) => {
-                    self.inner.dropped(reason);
-                    observed.dropped += 1;
+        for events in events.chunks(LOOKAHEAD) {
+            // All look-ups first: they do not depend on each other, so the
+            // processor waits for their cache misses together.
+            let mut found = [None; LOOKAHEAD];
+            for (index, event) in found.iter_mut().zip(events) {
+                *index = state.find(&event.worker);
+            }
+            for (index, event) in found.into_iter().zip(events) {
+                match state.report(index, event, good_until) {
+                    Ok(index) => {
+                        state.judge(index, changes, now, &mut outcome);
+                        observed.accepted += 1;
+                    }
+                    Err(reason) => {
+                        self.inner.dropped(reason);
+                        observed.dropped += 1;
+                    }
                 }
             }
         }
@@ -1007,8 +1036,8 @@ impl Worker {
         let mut old = mem::replace(self, new);
         self.signals = old.signals;
         let same_labels = self.worker_type == old.worker_type;
-        let mut kept = old.ranks.into_iter().peekable();
-        for rank in &mut self.ranks {
+        let mut kept = old.ranks.into_vec().into_iter().peekable();
+        for rank in &mut *self.ranks {
             while let Some(gone) = kept.next_if(|old| old.dp_rank < rank.dp_rank) {
                 gone.gauges.retire();
             }
@@ -1023,7 +1052,7 @@ impl Worker {
             }
         }
         kept.for_each(|gone| gone.gauges.retire());
-        for seat in &mut old.seats {
+        for seat in &mut *old.seats {
             match self.seats.iter_mut().find(|new| new.model == seat.model) {
                 Some(new) => {
                     new.busy_until = seat.busy_until;

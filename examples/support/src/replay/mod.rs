@@ -84,7 +84,7 @@ impl Replay {
         let mut report = Report::default();
         let mut stop = std::pin::pin!(stop);
         let start = Instant::now();
-        loop {
+        while next.is_some() || !running.is_empty() {
             let due = next.map(|arrival| start + sped_up(arrival.at, self.speedup));
             tokio::select! {
                 biased;
@@ -106,7 +106,6 @@ impl Replay {
                         report.succeeded(), report.refused(), report.failed(),
                     ));
                 }
-                else => break,
             }
         }
         bar.finish_and_clear();

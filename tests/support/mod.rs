@@ -1,3 +1,0 @@
-//! What the integration tests share.
-
-pub mod cases;
