@@ -78,9 +78,9 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs, missing_debug_implementations)]
 
-pub mod admission;
 #[cfg(feature = "admin")]
 pub mod admin;
+pub mod admission;
 pub mod busy;
 pub mod completion;
 pub mod error;

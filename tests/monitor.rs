@@ -7,7 +7,7 @@ mod support {
 use std::{sync::Arc, thread, time::Duration};
 use tokio::time::{Instant, advance};
 use tower_overload::{
-    busy::BusySet,
+    busy::{BusySet, Mark},
     load::{
         Change, DropReason, LoadEvent, Observed, ThresholdUpdate, ThresholdsHandle, WorkerConfig,
         WorkerMonitor, WorkerSnapshot,
@@ -75,8 +75,11 @@ mod models {
 
         monitor.observe(blocks("a", 60)).unwrap();
         monitor.observe(blocks("b", 60)).unwrap();
-        assert!(small_busy.is_busy(&"a") && !large_busy.is_busy(&"a"));
-        assert!(!small_busy.is_busy(&"b"), "b does not serve it");
+        assert!(small_busy.marks(&"a").has(Mark::Busy) && !large_busy.marks(&"a").has(Mark::Busy));
+        assert!(
+            !small_busy.marks(&"b").has(Mark::Busy),
+            "b does not serve it"
+        );
         let a = worker(&monitor, "a");
         assert!(a.is_busy());
         assert_eq!(a.is_busy_for("small"), Some(true));
@@ -84,7 +87,7 @@ mod models {
         assert_eq!(worker(&monitor, "b").is_busy_for("small"), None);
 
         monitor.observe(blocks("a", 95)).unwrap();
-        assert!(small_busy.is_busy(&"a") && large_busy.is_busy(&"a"));
+        assert!(small_busy.marks(&"a").has(Mark::Busy) && large_busy.marks(&"a").has(Mark::Busy));
     }
 
     #[tokio::test(start_paused = true)]
@@ -95,16 +98,16 @@ mod models {
         let both = ["large", "small"];
         monitor.configure("a", of_100_blocks([0]), both).unwrap();
         monitor.observe(blocks("a", 60)).unwrap();
-        assert!(small_busy.is_busy(&"a") && large_busy.is_busy(&"a"));
+        assert!(small_busy.marks(&"a").has(Mark::Busy) && large_busy.marks(&"a").has(Mark::Busy));
 
         monitor
             .configure("a", of_100_blocks([0]), ["large"])
             .unwrap();
-        assert!(!small_busy.is_busy(&"a") && large_busy.is_busy(&"a"));
+        assert!(!small_busy.marks(&"a").has(Mark::Busy) && large_busy.marks(&"a").has(Mark::Busy));
 
         // Its load is still known when it serves the model again.
         monitor.configure("a", of_100_blocks([0]), both).unwrap();
-        assert!(small_busy.is_busy(&"a"));
+        assert!(small_busy.marks(&"a").has(Mark::Busy));
     }
 
     #[tokio::test(start_paused = true)]
@@ -125,7 +128,7 @@ mod models {
             .configure("b", of_100_blocks([0]), ["nope"])
             .unwrap_err();
         assert_eq!(monitor.snapshot(), before);
-        assert!(large_busy.is_busy(&"a"));
+        assert!(large_busy.marks(&"a").has(Mark::Busy));
     }
 
     #[tokio::test(start_paused = true)]
@@ -134,12 +137,12 @@ mod models {
         small.update(decode_above(0.5)).unwrap();
         monitor.configure_for_all("a", of_100_blocks([0]));
         monitor.observe(blocks("a", 60)).unwrap();
-        assert!(busy.is_busy(&"a"));
+        assert!(busy.marks(&"a").has(Mark::Busy));
         monitor.add_model("large", BusySet::new()).unwrap_err();
 
         assert!(monitor.remove_model("large"));
         assert!(!monitor.remove_model("large"));
-        assert!(!busy.is_busy(&"a"), "its marks fall with it");
+        assert!(!busy.marks(&"a").has(Mark::Busy), "its marks fall with it");
         assert_eq!(worker(&monitor, "a").is_busy_for("large"), None);
         assert!(monitor.thresholds().get("large").is_none());
 
@@ -151,9 +154,12 @@ mod models {
         );
         again.update(decode_above(0.5)).unwrap();
         monitor.observe(blocks("a", 60)).unwrap();
-        assert!(!busy.is_busy(&"a"), "nobody said that the worker serves it");
+        assert!(
+            !busy.marks(&"a").has(Mark::Busy),
+            "nobody said that the worker serves it"
+        );
         monitor.configure_for_all("a", of_100_blocks([0]));
-        assert!(busy.is_busy(&"a"));
+        assert!(busy.marks(&"a").has(Mark::Busy));
     }
 }
 
@@ -175,9 +181,9 @@ mod evidence {
             monitor.configure_for_all("a", of_100_blocks([0]));
             monitor.observe(blocks("a", 60)).unwrap();
             advance(Duration::from_millis(4_999)).await;
-            assert!(busy.is_busy(&"a"));
+            assert!(busy.marks(&"a").has(Mark::Busy));
             advance(Duration::from_millis(1)).await;
-            assert_eq!(busy.is_busy(&"a"), lasts);
+            assert_eq!(busy.marks(&"a").has(Mark::Busy), lasts);
             assert_eq!(worker(&monitor, "a").is_busy(), lasts);
             let shown = worker(&monitor, "a").ranks[0].active_decode_blocks;
             assert_eq!(shown, lasts.then_some(60), "a stale count is not shown");
@@ -197,9 +203,9 @@ mod evidence {
             .unwrap();
         thresholds.update(decode_above(0.4)).unwrap();
         monitor.observe(LoadEvent::new("a", 0)).unwrap();
-        assert!(busy.is_busy(&"a"));
+        assert!(busy.marks(&"a").has(Mark::Busy));
         advance(Duration::from_secs(1)).await;
-        assert!(!busy.is_busy(&"a"));
+        assert!(!busy.marks(&"a").has(Mark::Busy));
     }
 
     #[tokio::test(start_paused = true)]
@@ -209,13 +215,13 @@ mod evidence {
         monitor.observe(blocks("a", 60)).unwrap();
         assert!(monitor.remove(&"a"));
         assert!(!monitor.remove(&"a"));
-        assert!(!busy.is_busy(&"a"));
+        assert!(!busy.marks(&"a").has(Mark::Busy));
         assert_eq!(monitor.worker(&"a"), None);
 
         let late = monitor.observe(blocks("a", 60));
         assert_eq!(late, Err(DropReason::UnregisteredWorker));
         assert!(monitor.snapshot().is_empty());
-        assert!(!busy.is_busy(&"a"));
+        assert!(!busy.marks(&"a").has(Mark::Busy));
     }
 
     #[tokio::test(start_paused = true)]
@@ -251,7 +257,7 @@ mod evidence {
             monitor.observe(blocks(id, load)).unwrap();
         }
         for (i, id) in ids.into_iter().enumerate() {
-            assert_eq!(busy.is_busy(&id), i % 2 == 0, "{id}");
+            assert_eq!(busy.marks(&id).has(Mark::Busy), i % 2 == 0, "{id}");
         }
     }
 }
@@ -268,9 +274,9 @@ async fn a_dropped_event_changes_nothing_not_even_what_a_new_threshold_waits_for
         monitor.observe(blocks("b", 99)),
         Err(DropReason::UnregisteredWorker)
     );
-    assert!(!busy.is_busy(&"a"));
+    assert!(!busy.marks(&"a").has(Mark::Busy));
     monitor.observe(LoadEvent::new("a", 0)).unwrap();
-    assert!(busy.is_busy(&"a"));
+    assert!(busy.marks(&"a").has(Mark::Busy));
 }
 
 #[tokio::test(start_paused = true)]
@@ -278,12 +284,15 @@ async fn a_cleared_threshold_turns_its_check_off() {
     let (monitor, thresholds, busy) = above_half();
     monitor.configure_for_all("a", of_100_blocks([0]));
     monitor.observe(blocks("a", 60)).unwrap();
-    assert!(busy.is_busy(&"a"));
+    assert!(busy.marks(&"a").has(Mark::Busy));
     let clear = ThresholdUpdate::new().active_decode_blocks(Change::Clear);
     thresholds.update(clear).unwrap();
-    assert!(busy.is_busy(&"a"), "it waits for the next event");
+    assert!(
+        busy.marks(&"a").has(Mark::Busy),
+        "it waits for the next event"
+    );
     monitor.observe(LoadEvent::new("a", 0)).unwrap();
-    assert!(!busy.is_busy(&"a"));
+    assert!(!busy.marks(&"a").has(Mark::Busy));
 }
 
 #[tokio::test(start_paused = true)]
@@ -299,7 +308,7 @@ async fn events_in_a_batch_are_judged_in_order() {
         blocks("b", 60),
     ]);
     assert_eq!((observed.accepted, observed.dropped), (4, 1));
-    assert!(!busy.is_busy(&"a") && busy.is_busy(&"b"));
+    assert!(!busy.marks(&"a").has(Mark::Busy) && busy.marks(&"b").has(Mark::Busy));
 }
 
 #[tokio::test(start_paused = true)]
@@ -309,9 +318,9 @@ async fn all_marks_fall_with_the_last_handle() {
     monitor.observe(blocks("a", 60)).unwrap();
     let other = monitor.clone();
     drop(monitor);
-    assert!(busy.is_busy(&"a"));
+    assert!(busy.marks(&"a").has(Mark::Busy));
     drop(other);
-    assert!(!busy.is_busy(&"a"));
+    assert!(!busy.marks(&"a").has(Mark::Busy));
 }
 
 #[test]
@@ -349,11 +358,11 @@ fn after_any_interleaving_the_marks_say_what_was_judged_last() {
     }
     for id in IDS {
         let judged = monitor.worker(&id).is_some_and(|worker| worker.is_busy());
-        assert_eq!(busy.is_busy(&id), judged, "{id}");
+        assert_eq!(busy.marks(&id).has(Mark::Busy), judged, "{id}");
     }
     for id in IDS {
         monitor.remove(&id);
-        assert!(!busy.is_busy(&id), "{id}");
+        assert!(!busy.marks(&id).has(Mark::Busy), "{id}");
     }
 }
 
@@ -612,9 +621,12 @@ mod streams {
         let observed = monitor.drive(many.chain(stream::iter([blocks("b", 1)])));
         let Observed { accepted, dropped } = observed.await;
         assert_eq!((accepted, dropped), (1_000, 1));
-        assert!(busy.is_busy(&"a"));
+        assert!(busy.marks(&"a").has(Mark::Busy));
         advance(Duration::from_secs(30)).await;
-        assert!(!busy.is_busy(&"a"), "its source is gone, and so its mark");
+        assert!(
+            !busy.marks(&"a").has(Mark::Busy),
+            "its source is gone, and so its mark"
+        );
     }
 
     #[tokio::test]
@@ -679,9 +691,12 @@ mod streams {
         assert!(never.is_err(), "it goes on");
         // 1 + 2 + 3, and 1 after the connection that worked.
         assert_eq!(*times.borrow(), [0, 1, 3, 6, 7]);
-        assert!(busy.is_busy(&"a"), "its last event came at 6 s");
+        assert!(
+            busy.marks(&"a").has(Mark::Busy),
+            "its last event came at 6 s"
+        );
         advance(Duration::from_secs(1)).await;
-        assert!(!busy.is_busy(&"a"));
+        assert!(!busy.marks(&"a").has(Mark::Busy));
     }
 
     #[test]

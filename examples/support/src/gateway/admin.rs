@@ -23,6 +23,7 @@ use tower_overload::{admin::BusyThreshold, load::LoadEvent};
 const MAX_BODY: usize = 4 * 1024 * 1024;
 
 pub(super) fn router(registry: Arc<Registry>) -> Router {
+    let thresholds = BusyThreshold::new(registry.thresholds());
     Router::new()
         .route("/workers", get(workers))
         .route("/workers/{id}", put(register).delete(remove))

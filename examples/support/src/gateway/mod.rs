@@ -146,9 +146,7 @@ impl Gateway {
         upkeep.spawn(keep_up(registry.clone()));
 
         let admin = Server::on(admin, admin::router(registry.clone()))?;
-        let admin_url: Uri = format!("http://{}", admin.address())
-            .parse()
-            .map_err(io::Error::other)?;
+        let admin_url = url_of(admin.address());
         let mut embedded = Vec::new();
         for n in 0..config.embedded_workers {
             let worker = WorkerConfig {
@@ -178,6 +176,16 @@ impl Gateway {
         self.public.address()
     }
 
+    /// Where clients reach it.
+    pub fn url(&self) -> Uri {
+        url_of(self.address())
+    }
+
+    /// Where operators and workers reach it.
+    pub fn admin_url(&self) -> Uri {
+        url_of(self.admin_address())
+    }
+
     /// The address for operators and workers, with the real port.
     pub fn admin_address(&self) -> SocketAddr {
         self.admin.address()
@@ -198,6 +206,15 @@ impl Gateway {
         }
         self.admin.drain().await;
     }
+}
+
+fn url_of(address: SocketAddr) -> Uri {
+    Uri::builder()
+        .scheme("http")
+        .authority(address.to_string())
+        .path_and_query("/")
+        .build()
+        .expect("an address and a port are an authority")
 }
 
 /// Completes when all of `workers` are in the registry.

@@ -114,12 +114,13 @@ struct OfModel<'a> {
 
 /// The model that a request names, if its body is JSON.
 ///
-/// What is not said to be something else is taken for JSON, as clients and
-/// workers do.
+/// What is not said to be something else is taken for JSON, as workers do; and
+/// curl says that everything is a form.
 fn model_of<'a>(headers: &HeaderMap, body: &'a [u8]) -> Result<Option<Cow<'a, str>>, ApiError> {
     let is_json = headers.get(http::header::CONTENT_TYPE).is_none_or(|value| {
         let value = value.as_bytes().to_ascii_lowercase();
-        value.starts_with(b"application/json") || value.starts_with(b"text/")
+        let kinds: [&[u8]; 3] = [b"application/json", b"application/x-www-form-", b"text/"];
+        kinds.iter().any(|kind| value.starts_with(kind))
     });
     if body.is_empty() || !is_json {
         return Ok(None);

@@ -12,7 +12,7 @@ mod report;
 mod request;
 mod trace;
 
-pub use options::ReplayArgs;
+pub use options::{ReplayArgs, Trace};
 pub use report::{Outcome, Pace, Report};
 pub use trace::{Arrival, TraceError, parse_trace};
 
@@ -51,7 +51,7 @@ impl Objectives {
 #[derive(Clone, Debug)]
 pub struct Replay {
     /// The requests, in the order of their arrival.
-    pub trace: Vec<Arrival>,
+    pub trace: Trace,
     /// The gateway's public address.
     pub url: Uri,
     /// The model that the requests are for.
