@@ -1,94 +1,131 @@
-//! The shared cases, against the monitor alone: which workers it marks busy.
+//! The shared cases, against the whole stack: monitor, set, discovery,
+//! balancer and filter.
 
 mod support {
     pub mod cases;
 }
 
-use std::collections::BTreeSet;
+use futures::FutureExt;
+use std::{
+    collections::BTreeSet,
+    convert::Infallible,
+    future::{Ready, ready},
+    task::{Context, Poll},
+};
 use support::cases::{self, Fleet};
+use tokio_test::task;
+use tower::{Service, load::CompleteOnResponse};
 use tower_overload::{
-    busy::BusySet,
+    ServiceOverloaded, Unavailable,
+    busy::{Balanced, BusyBalance, BusySet, ErrorsOnly, Roster, RosterChanges, roster},
     load::{LoadEvent, ThresholdUpdate, ThresholdsHandle, WorkerConfig, WorkerMonitor},
 };
 
-struct MonitorOnly {
-    monitor: WorkerMonitor<String>,
-    thresholds: ThresholdsHandle,
-    busy: BusySet<String>,
-    seen: BTreeSet<String>,
+/// A worker that serves whatever it gets.
+struct Serves;
+
+impl Service<()> for Serves {
+    type Response = ();
+    type Error = Infallible;
+    type Future = Ready<Result<(), Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, (): ()) -> Self::Future {
+        ready(Ok(()))
+    }
 }
 
-impl MonitorOnly {
+struct WholeStack {
+    monitor: WorkerMonitor<String>,
+    thresholds: ThresholdsHandle,
+    set: BusySet<String>,
+    roster: Roster<String, Serves>,
+    stack: Balanced<RosterChanges<String, Serves>, (), ErrorsOnly, CompleteOnResponse>,
+    registered: BTreeSet<String>,
+}
+
+impl WholeStack {
     fn new() -> Self {
-        let busy = BusySet::new();
-        let (monitor, thresholds) = WorkerMonitor::for_model("tiny", busy.clone());
+        let set = BusySet::new();
+        let (monitor, thresholds) = WorkerMonitor::for_model("tiny", set.clone());
+        let (roster, changes) = roster();
+        let balance = BusyBalance::new(set.clone())
+            .policy(ErrorsOnly)
+            .completion(CompleteOnResponse::default());
         Self {
             monitor,
             thresholds,
-            busy,
-            seen: BTreeSet::new(),
+            set,
+            roster,
+            stack: balance.build(changes),
+            registered: BTreeSet::new(),
         }
     }
 }
 
-impl Fleet for MonitorOnly {
+impl Fleet for WholeStack {
     fn thresholds(&mut self, update: ThresholdUpdate) {
         self.thresholds.update(update).unwrap();
     }
 
     fn configure(&mut self, worker: &str, config: WorkerConfig) {
-        self.seen.insert(worker.to_owned());
         self.monitor.configure_for_all(worker.to_owned(), config);
+        if self.registered.insert(worker.to_owned()) {
+            self.roster.insert(worker.to_owned(), Serves);
+        }
     }
 
     fn load(&mut self, event: LoadEvent<String>) {
-        self.seen.insert(event.worker.clone());
-        let _dropped = self.monitor.observe(event);
+        let known = self.registered.contains(&event.worker);
+        let dropped = self.monitor.observe(&event).is_err();
+        assert!(known || dropped, "{event:?} is of nobody");
     }
 
     fn remove(&mut self, worker: &str) {
-        self.monitor.remove(&worker.to_owned());
+        let worker = worker.to_owned();
+        self.monitor.remove(&worker);
+        self.roster.remove(&worker);
+        self.set.forget(&worker);
+        self.registered.remove(&worker);
     }
 
-    fn refused(&mut self, _: &str) {
-        panic!("a monitor sees no requests");
+    fn refused(&mut self, worker: &str) {
+        self.set.refused(&worker.to_owned(), None);
     }
 
-    fn completed(&mut self, _: &str) {
-        // Ends a lease, and there is none: load is not its business.
+    fn completed(&mut self, worker: &str) {
+        self.set.completed(&worker.to_owned());
     }
 
     fn excluded(&mut self) -> BTreeSet<String> {
-        let marked = |worker: &&String| self.busy.is_busy(worker);
-        let marked: BTreeSet<String> = self.seen.iter().filter(marked).cloned().collect();
-        let snapshot = self.monitor.snapshot();
-        let busy = snapshot.into_iter().filter(|worker| worker.is_busy());
-        let busy: BTreeSet<String> = busy.map(|worker| worker.worker).collect();
-        assert_eq!(busy, marked, "the snapshot says what the marks say");
-        marked
+        let excluded = self.set.snapshot().into_iter().map(|(worker, _)| worker);
+        excluded.collect()
     }
 
-    fn verdict(&mut self) -> Option<&'static str> {
-        None
+    fn verdict(&mut self) -> &'static str {
+        let mut caller = task::spawn(());
+        let ready = caller.enter(|cx, _| self.stack.poll_ready(cx));
+        assert!(ready.is_ready(), "nothing to wait for");
+        match self.stack.call(()).now_or_never().expect("no worker waits") {
+            Ok(()) => "dispatch",
+            Err(error) if ServiceOverloaded::find_in(&*error).is_some() => "overloaded",
+            Err(error) if Unavailable::find_in(&*error).is_some() => "unavailable",
+            Err(error) => panic!("{error}"),
+        }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_case_without_a_refusal_holds_for_the_monitor_alone() {
-    let mut with_refusals = Vec::new();
-    for case in cases::all() {
-        if case.has_refusals() {
-            with_refusals.push(case.name);
-        } else {
-            cases::run(&case, &mut MonitorOnly::new()).await;
-        }
-    }
-    // The lease that a refusal starts is not the monitor's.
+async fn every_case_holds() {
+    let cases = cases::all();
     assert_eq!(
-        with_refusals,
-        [
-            "a refusal leases the worker for a second",
-            "a completed response ends the lease early, a load event does not",
-        ]
+        cases.len(),
+        include_str!("data/monitor.jsonl").lines().count()
     );
+    for case in cases {
+        cases::run(&case, &mut WholeStack::new()).await;
+    }
 }

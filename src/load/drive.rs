@@ -1,10 +1,10 @@
 use super::{LoadEvent, Observed, WorkerMonitor};
+use crate::WorkerId;
 use futures::Stream;
 use pin_project_lite::pin_project;
 use std::{
     fmt,
     future::Future,
-    hash::Hash,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -25,7 +25,7 @@ pin_project! {
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Display> WorkerMonitor<K> {
+impl<K: WorkerId> WorkerMonitor<K> {
     /// Feeds the monitor from a stream of load events.
     ///
     /// The future ends when the stream does, which means that the source of
@@ -80,7 +80,7 @@ impl<K: Clone + Eq + Hash + fmt::Display> WorkerMonitor<K> {
 
 impl<K, S> Future for Drive<K, S>
 where
-    K: Clone + Eq + Hash + fmt::Display,
+    K: WorkerId,
     S: Stream<Item = LoadEvent<K>>,
 {
     type Output = Observed;

@@ -1,4 +1,5 @@
 use super::{LoadEvent, WorkerMonitor, drive::EVENTS_PER_POLL};
+use crate::WorkerId;
 use ::metrics::Gauge;
 use futures::Stream;
 use pin_project_lite::pin_project;
@@ -6,7 +7,6 @@ use std::{
     convert::Infallible,
     fmt,
     future::Future,
-    hash::Hash,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -56,7 +56,7 @@ impl Drop for Counted {
     }
 }
 
-impl<K: Clone + Eq + Hash + fmt::Display> WorkerMonitor<K> {
+impl<K: WorkerId> WorkerMonitor<K> {
     /// Feeds the monitor from a source of load events, and connects again when
     /// the source is lost: when connecting fails, when the stream ends or when
     /// it yields an error. The waits in between are those of `backoff`, which
@@ -108,7 +108,7 @@ impl<K: Clone + Eq + Hash + fmt::Display> WorkerMonitor<K> {
 
 impl<K, C, F, S, E, B> Future for Follow<K, C, F, S, B>
 where
-    K: Clone + Eq + Hash + fmt::Display,
+    K: WorkerId,
     C: FnMut() -> F,
     F: Future<Output = Result<S, E>>,
     S: Stream<Item = Result<LoadEvent<K>, E>>,

@@ -1,0 +1,150 @@
+//! The permit that a request owns while it is in the engine.
+
+use super::gate::Gate;
+use crate::{completion::ObserveFrame, sync::Arc};
+use http::Response;
+use http_body::Frame;
+use tokio::time::Instant;
+use tower::load::TrackCompletion;
+
+/// A request's right to be in the engine. Dropping it gives the slot to the
+/// oldest waiting request, or frees it.
+///
+/// Made by the services of this module only. A
+/// [`TrackCompletion`] of one's own gets it together with the engine's
+/// response, and decides how long it lives.
+#[derive(Debug)]
+pub struct Permit {
+    // Dropped before the slot: nobody can count as awaiting a first token
+    // without being in the engine.
+    prefill: Option<Prefill>,
+    slot: Slot,
+}
+
+#[derive(Debug)]
+enum Slot {
+    /// There is no cap.
+    Uncapped,
+    Own(OwnedSlot),
+    Shared(SlotHold),
+}
+
+/// Counts as awaiting the first token until it is dropped.
+#[derive(Debug)]
+struct Prefill(Arc<Gate>);
+
+impl Drop for Prefill {
+    fn drop(&mut self) {
+        self.0.first_token();
+    }
+}
+
+#[derive(Debug)]
+struct OwnedSlot {
+    gate: Arc<Gate>,
+    /// When it was taken, if that is measured.
+    since: Option<Instant>,
+}
+
+impl Drop for OwnedSlot {
+    fn drop(&mut self) {
+        if let Some(since) = self.since {
+            self.gate.hold().record(since.elapsed());
+        }
+        self.gate.release();
+    }
+}
+
+impl Permit {
+    pub(super) fn new(gate: &Arc<Gate>, since: Option<Instant>, counted: bool) -> Self {
+        Self {
+            prefill: counted.then(|| Prefill(gate.clone())),
+            slot: Slot::Own(OwnedSlot {
+                gate: gate.clone(),
+                since,
+            }),
+        }
+    }
+
+    pub(super) const fn uncapped() -> Self {
+        Self {
+            prefill: None,
+            slot: Slot::Uncapped,
+        }
+    }
+
+    /// Says that the request has produced its first token, and so does not
+    /// count against the first-token limit any more. Later calls do nothing.
+    pub fn first_token(&mut self) {
+        self.prefill = None;
+    }
+
+    /// A handle that keeps the slot taken for as long as it or a clone of it
+    /// lives, also after this permit is gone.
+    pub fn hold(&mut self) -> SlotHold {
+        let hold = match std::mem::replace(&mut self.slot, Slot::Uncapped) {
+            Slot::Uncapped => SlotHold { _slot: None },
+            Slot::Own(slot) => SlotHold {
+                _slot: Some(Arc::new(slot)),
+            },
+            Slot::Shared(hold) => hold,
+        };
+        self.slot = Slot::Shared(hold.clone());
+        hold
+    }
+}
+
+/// Keeps a slot of the engine taken until the last clone is dropped.
+///
+/// For work that goes on after the response body: an upgraded connection, a
+/// detached task. The response has it in its extensions when the layer was
+/// told to put it there, see
+/// [`hold_in_extensions`](super::EngineAdmissionLayer::hold_in_extensions).
+#[derive(Clone, Debug)]
+pub struct SlotHold {
+    /// `None` without a cap.
+    _slot: Option<Arc<OwnedSlot>>,
+}
+
+/// Puts a [`SlotHold`] into the extensions of the response, and completes the
+/// request as `C` says otherwise.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HoldInExtensions<C>(pub(super) C);
+
+impl<B, C> TrackCompletion<Permit, Response<B>> for HoldInExtensions<C>
+where
+    C: TrackCompletion<Permit, Response<B>>,
+{
+    type Output = C::Output;
+
+    fn track_completion(&self, mut permit: Permit, mut response: Response<B>) -> C::Output {
+        response.extensions_mut().insert(permit.hold());
+        self.0.track_completion(permit, response)
+    }
+}
+
+/// The first frame of a response body is its first token.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FirstFrame;
+
+impl<D> ObserveFrame<Permit, D> for FirstFrame {
+    fn observe(&mut self, permit: &mut Permit, _: &Frame<D>) {
+        permit.first_token();
+    }
+}
+
+/// The first frame of a response body that satisfies a predicate is its first
+/// token.
+#[derive(Clone, Copy, Debug)]
+pub struct FirstMatch<P>(pub(super) P);
+
+impl<D, P> ObserveFrame<Permit, D> for FirstMatch<P>
+where
+    P: FnMut(&Frame<D>) -> bool,
+{
+    fn observe(&mut self, permit: &mut Permit, frame: &Frame<D>) {
+        if permit.prefill.is_some() && (self.0)(frame) {
+            permit.first_token();
+        }
+    }
+}
