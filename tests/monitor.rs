@@ -321,6 +321,122 @@ async fn all_marks_fall_with_the_last_handle() {
     assert!(!is_marked(&busy, &"a"));
 }
 
+mod wakers {
+    //! A mark that falls wakes whoever waits for the worker, and what a waker
+    //! does is nobody's business.
+
+    use super::*;
+    use futures::{FutureExt, StreamExt};
+    use std::{
+        convert::Infallible,
+        future::{Ready, ready},
+        panic::{AssertUnwindSafe, catch_unwind},
+        sync::Mutex,
+        task::{Context, Poll, Wake, Waker},
+    };
+    use tower::{Service, discover::Change, load::CompleteOnResponse};
+    use tower_overload::busy::{BusyDiscover, ErrorsOnly, roster};
+
+    struct Serves;
+
+    impl Service<()> for Serves {
+        type Response = ();
+        type Error = Infallible;
+        type Future = Ready<Result<(), Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, (): ()) -> Self::Future {
+            ready(Ok(()))
+        }
+    }
+
+    /// Does something once when it is woken.
+    struct Does(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+    impl Wake for Does {
+        fn wake(self: Arc<Self>) {
+            let woken = self.0.lock().unwrap().take();
+            if let Some(does) = woken {
+                does();
+            }
+        }
+    }
+
+    /// Runs `test` while an endpoint of the busy worker `a` waits with a
+    /// waker that does `does`.
+    fn while_one_waits(
+        does: impl FnOnce(WorkerMonitor<Id>) + Send + 'static,
+        test: impl FnOnce(&WorkerMonitor<Id>, &BusySet<Id>),
+    ) {
+        let (monitor, _, busy) = above_half();
+        monitor.configure_for_all("a", of_100_blocks([0]));
+        monitor.observe(blocks("a", 60)).unwrap();
+
+        let (roster, changes) = roster();
+        roster.insert("a", Serves);
+        let completion = CompleteOnResponse::default();
+        let mut discover = BusyDiscover::with(changes, busy.clone(), ErrorsOnly, completion);
+        let Some(Some(Ok(Change::Insert(_, mut endpoint)))) = discover.next().now_or_never() else {
+            panic!("it is in the roster");
+        };
+        let handle = monitor.clone();
+        let does: Box<dyn FnOnce() + Send> = Box::new(move || does(handle));
+        let waker = Waker::from(Arc::new(Does(Mutex::new(Some(does)))));
+        let ready = endpoint.poll_ready(&mut Context::from_waker(&waker));
+        assert!(ready.is_pending(), "the worker is busy");
+        test(&monitor, &busy);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn may_report_load_of_the_same_worker() {
+        let reports = |monitor: WorkerMonitor<Id>| {
+            monitor.observe(blocks("a", 70)).unwrap();
+        };
+        while_one_waits(reports, |monitor, busy| {
+            monitor.observe(blocks("a", 10)).unwrap();
+            assert!(is_marked(busy, &"a"), "the last report counts");
+            monitor.observe(blocks("a", 10)).unwrap();
+            assert!(!is_marked(busy, &"a"));
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn may_replace_the_worker_while_it_is_removed() {
+        let replaces = |monitor: WorkerMonitor<Id>| {
+            monitor.configure_for_all("a", of_100_blocks([0]));
+            monitor.observe(blocks("a", 70)).unwrap();
+        };
+        while_one_waits(replaces, |monitor, busy| {
+            assert!(monitor.remove(&"a"));
+            assert!(is_marked(busy, &"a"), "the successor is busy");
+            assert!(monitor.remove(&"a"));
+            assert!(!is_marked(busy, &"a"));
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn may_panic_and_the_monitor_goes_on() {
+        while_one_waits(
+            |_| panic!("a waker"),
+            |monitor, busy| {
+                let frees = || monitor.observe(blocks("a", 10));
+                catch_unwind(AssertUnwindSafe(frees)).unwrap_err();
+                monitor.observe(blocks("a", 60)).unwrap();
+                assert!(is_marked(busy, &"a"));
+                monitor.observe(blocks("a", 10)).unwrap();
+                assert!(!is_marked(busy, &"a"));
+                assert!(monitor.remove(&"a"));
+                monitor.configure_for_all("a", of_100_blocks([0]));
+                monitor.observe(blocks("a", 60)).unwrap();
+                assert!(is_marked(busy, &"a"));
+            },
+        );
+    }
+}
+
 #[test]
 fn after_any_interleaving_the_marks_say_what_was_judged_last() {
     const IDS: [Id; 3] = ["a", "b", "c"];

@@ -497,15 +497,16 @@ impl<K: WorkerId> State<K> {
             }
         }
     }
+}
 
-    /// Plans how the marks of a worker, which the caller has taken out, get
-    /// to what they should be. `false` if they are.
-    fn plan(&self, key: &K, marks: &mut Vec<Held>) -> bool {
-        let worker = self
-            .workers
-            .get(key)
-            .and_then(|entry| entry.worker.as_ref());
-        let seats = worker.map_or(&[][..], |worker| &*worker.seats);
+impl Entry {
+    /// Plans how the marks, which the caller has taken out, get to what they
+    /// should be. `false` if they are.
+    fn plan<K: WorkerId>(&self, key: &K, models: &Models<K>, marks: &mut Vec<Held>) -> bool {
+        let seats = self
+            .worker
+            .as_ref()
+            .map_or(&[][..], |worker| &*worker.seats);
         let mut change = false;
         let mut gone = false;
         for held in &mut *marks {
@@ -523,7 +524,7 @@ impl<K: WorkerId> State<K> {
             if held || seat.busy_until == Moment::NEVER {
                 continue;
             }
-            if let Some(model) = self.models.get(seat.model) {
+            if let Some(model) = models.get(seat.model) {
                 change = true;
                 marks.push(Held {
                     model: seat.model,
@@ -534,18 +535,6 @@ impl<K: WorkerId> State<K> {
             }
         }
         change
-    }
-
-    /// Puts the marks of a worker back; without a worker its entry ends.
-    fn put_back(&mut self, key: &K, marks: Vec<Held>) {
-        let Some(entry) = self.workers.get_mut(key) else {
-            return;
-        };
-        if entry.worker.is_none() && marks.is_empty() {
-            self.workers.remove(key);
-        } else {
-            entry.marks = Marks::Here(marks);
-        }
     }
 }
 
@@ -558,17 +547,31 @@ struct At {
     changes: u64,
 }
 
-/// The marks of a worker while they are out. If a waker panics, they go back.
-struct Settling<'a, K: WorkerId> {
+/// The marks of a worker while they change. If a waker panics, they go back.
+struct Changing<'a, K: WorkerId> {
     inner: &'a Inner<K>,
     key: &'a K,
     marks: Option<Vec<Held>>,
 }
 
-impl<K: WorkerId> Drop for Settling<'_, K> {
+impl<K: WorkerId> Changing<'_, K> {
+    fn apply(mut self) -> Vec<Held> {
+        let clock = &self.inner.clock;
+        if let Some(marks) = &mut self.marks {
+            marks.retain_mut(|held| held.apply(clock));
+        }
+        self.marks.take().unwrap_or_default()
+    }
+}
+
+impl<K: WorkerId> Drop for Changing<'_, K> {
     fn drop(&mut self) {
-        if let Some(marks) = self.marks.take() {
-            lock(&self.inner.state).put_back(self.key, marks);
+        let Some(marks) = self.marks.take() else {
+            return;
+        };
+        let mut state = lock(&self.inner.state);
+        if let Some(entry) = state.workers.get_mut(self.key) {
+            entry.marks = Marks::Here(marks);
         }
     }
 }
@@ -583,27 +586,37 @@ impl<K: WorkerId> Inner<K> {
         mut state: MutexGuard<'a, State<K>>,
         key: &K,
     ) -> MutexGuard<'a, State<K>> {
-        let Some(entry) = state.workers.get_mut(key) else {
-            return state;
-        };
-        let Marks::Here(mut marks) = mem::replace(&mut entry.marks, Marks::Out) else {
-            return state;
-        };
-        while state.plan(key, &mut marks) {
+        let mut out = None;
+        loop {
+            let State {
+                workers, models, ..
+            } = &mut *state;
+            let Some(entry) = workers.get_mut(key) else {
+                return state;
+            };
+            let mut marks = match out.take() {
+                Some(marks) => marks,
+                None => match mem::replace(&mut entry.marks, Marks::Out) {
+                    Marks::Here(marks) => marks,
+                    Marks::Out => return state,
+                },
+            };
+            if !entry.plan(key, models, &mut marks) {
+                entry.marks = Marks::Here(marks);
+                if entry.worker.is_none() {
+                    workers.remove(key);
+                }
+                return state;
+            }
             drop(state);
-            let mut settling = Settling {
+            let changing = Changing {
                 inner: self,
                 key,
                 marks: Some(marks),
             };
-            if let Some(marks) = &mut settling.marks {
-                marks.retain_mut(|held| held.apply(&self.clock));
-            }
-            marks = settling.marks.take().unwrap_or_default();
+            out = Some(changing.apply());
             state = lock(&self.state);
         }
-        state.put_back(key, marks);
-        state
     }
 
     fn finish<'a>(&'a self, mut state: MutexGuard<'a, State<K>>, outcome: Outcome<K>) {
@@ -640,12 +653,12 @@ impl Held {
         let Some(wanted) = self.wanted else {
             return false;
         };
-        if wanted != self.is {
+        // Noted first: what can panic is a waker, and then the mark is changed.
+        if mem::replace(&mut self.is, wanted) != wanted {
             match wanted {
                 Moment::NEVER => self.mark.clear(),
                 busy_until => self.mark.set(clock.instant(busy_until)),
             }
-            self.is = wanted;
         }
         true
     }
