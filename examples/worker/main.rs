@@ -14,7 +14,7 @@
 //! and finishes those that it has. A second one ends it at once.
 
 use overload_examples::{
-    cli,
+    cli::{self, UsageError},
     worker::{Worker, WorkerArgs},
 };
 use std::{io, process::ExitCode};
@@ -28,7 +28,10 @@ async fn main() -> io::Result<ExitCode> {
     cli::init_logging();
 
     let mut shutdown = cli::Shutdown::install()?;
-    let worker = Worker::start(config).await?;
+    let listen = config.listen;
+    let worker = Worker::start(config)
+        .await
+        .unwrap_or_else(|error| UsageError::new("--listen", listen, error).exit());
     cli::announce("", worker.address());
 
     shutdown.requested().await;

@@ -184,8 +184,8 @@ impl<K: WorkerId> BusySet<K> {
     }
 
     /// How many workers the set has memory for.
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
+    #[cfg(all(test, not(tower_overload_loom)))]
+    fn len(&self) -> usize {
         lock(&self.inner.cells).by_worker.len()
     }
 
@@ -584,3 +584,144 @@ impl fmt::Display for BusySetError {
 }
 
 impl Error for BusySetError {}
+
+#[cfg(all(test, not(tower_overload_loom)))]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn memory_follows_the_marked_workers_not_those_ever_seen() {
+        let set = BusySet::<u32>::new();
+        for worker in 0..100_000 {
+            let mut mark = set.busy_mark(worker);
+            mark.set(Some(Instant::now() + Duration::from_secs(30)));
+            drop(mark);
+            drop(set.drain(worker));
+            set.refused(&worker, None);
+            set.forget(&worker);
+        }
+        assert_eq!(set.len(), 0);
+        // Leases of workers that nobody speaks of any more end unseen.
+        for worker in 0..100_000 {
+            set.refused(&worker, None);
+            tokio::time::advance(Duration::from_millis(100)).await;
+            assert!(set.len() <= 2 * MIN_SWEEP, "{} workers", set.len());
+        }
+    }
+
+    #[test]
+    fn bad_durations_are_refused_by_name() {
+        let build = |builder: BusySetBuilder| builder.build::<u32>().unwrap_err().to_string();
+        let day = Duration::from_secs(25 * 60 * 60);
+        assert!(build(BusySet::<u32>::builder().lease(day)).contains("lease"));
+        assert!(build(BusySet::<u32>::builder().cooldown(Duration::ZERO)).contains("cooldown"));
+        let short = BusySet::<u32>::builder().max_cooldown(Duration::from_millis(1));
+        assert!(build(short).contains("cooldown"));
+    }
+
+    #[test]
+    fn what_is_shared_can_be_shared() {
+        fn shared<T: Send + Sync>() {}
+        shared::<BusySet<String>>();
+        shared::<BusyMark>();
+        shared::<DrainMark>();
+        shared::<Members>();
+    }
+}
+
+/// Run with `RUSTFLAGS="--cfg tower_overload_loom" cargo test --lib --release loom`.
+#[cfg(all(test, tower_overload_loom))]
+mod loom_tests {
+    use super::super::cell::Check;
+    use super::*;
+    use futures::task::{ArcWake, waker};
+    use loom::thread;
+    use std::sync::atomic::{AtomicBool as Flag, Ordering::SeqCst};
+
+    struct Woken(Flag);
+
+    impl ArcWake for Woken {
+        fn wake_by_ref(woken: &std::sync::Arc<Self>) {
+            woken.0.store(true, SeqCst);
+        }
+    }
+
+    /// What an endpoint does in `poll_ready`.
+    fn poll(cell: &Cell, seat: u64, woken: &std::sync::Arc<Woken>) -> bool {
+        cell.is_open() || cell.check(seat, Instant::now(), &waker(woken.clone())) == Check::Open
+    }
+
+    #[test]
+    fn loom_a_parked_endpoint_is_woken_by_whatever_frees_it() {
+        loom::model(|| {
+            let set = BusySet::<u32>::new();
+            let members = Members::new();
+            let (cell, seat) = set.place(0).attach(&members);
+            let mut mark = set.busy_mark(0);
+            mark.set(None);
+            let monitor = thread::spawn(move || {
+                mark.clear();
+                mark
+            });
+            let woken = std::sync::Arc::new(Woken(Flag::new(false)));
+            let open = poll(&cell, seat, &woken);
+            let mark = monitor.join().unwrap();
+            assert!(open || woken.0.load(SeqCst), "asleep while it is free");
+            assert!(poll(&cell, seat, &woken));
+            assert_eq!((members.usable(), members.eligible()), (1, 1));
+            drop(mark);
+            cell.detach(seat);
+            assert_eq!((members.alive(), members.usable()), (0, 0));
+        });
+    }
+
+    #[test]
+    fn loom_marks_of_two_kinds_race_and_the_counts_are_right() {
+        loom::model(|| {
+            let set = BusySet::<u32>::new();
+            let members = Members::new();
+            let (cell, seat) = set.place(0).attach(&members);
+            let drain = set.drain(0);
+            let operator = thread::spawn(move || drop(drain));
+            let mut mark = set.busy_mark(0);
+            mark.set(None);
+            let woken = std::sync::Arc::new(Woken(Flag::new(false)));
+            assert!(!poll(&cell, seat, &woken));
+            operator.join().unwrap();
+            assert_eq!((members.usable(), members.eligible()), (1, 0));
+            woken.0.store(false, SeqCst);
+            assert!(!poll(&cell, seat, &woken));
+            mark.clear();
+            assert!(woken.0.load(SeqCst));
+            assert_eq!((members.usable(), members.eligible()), (1, 1));
+        });
+    }
+
+    #[test]
+    fn loom_a_worker_that_leaves_while_it_is_marked_leaves_nothing() {
+        loom::model(|| {
+            let set = BusySet::<u32>::new();
+            let members = Members::new();
+            let (cell, seat) = set.place(0).attach(&members);
+            let mut mark = set.busy_mark(0);
+            let monitor = thread::spawn(move || {
+                mark.set(None);
+                drop(mark);
+            });
+            set.forget(&0);
+            let late = thread::spawn({
+                let cell = cell.clone();
+                move || cell.refused(None)
+            });
+            cell.detach(seat);
+            monitor.join().unwrap();
+            late.join().unwrap();
+            assert_eq!(
+                (members.alive(), members.usable(), members.eligible()),
+                (0, 0, 0)
+            );
+            assert!(!set.marks(&0).is_excluded());
+            assert_eq!(lock(&set.inner.cells).by_worker.len(), 0);
+        });
+    }
+}

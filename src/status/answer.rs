@@ -52,7 +52,7 @@ impl Answer {
     }
 
     /// What `error` comes to; `None` if it holds none of the errors above.
-    pub fn to(error: &(dyn Error + 'static)) -> Option<Self> {
+    pub fn of(error: &(dyn Error + 'static)) -> Option<Self> {
         if let Some(overloaded) = ServiceOverloaded::find_in(error) {
             Some(Self::from(*overloaded))
         } else if let Some(unavailable) = Unavailable::find_in(error) {

@@ -1,10 +1,32 @@
-use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{self, RETRY_AFTER},
+};
 use std::time::Duration;
 
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const GRPC_RETRY_PUSHBACK_MS: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+
+/// Whether `name` has a meaning of its own in a response, so that a reason in
+/// it would break the response or be lost.
+pub(super) fn is_reserved(name: &HeaderName) -> bool {
+    const RESERVED: [HeaderName; 11] = [
+        RETRY_AFTER,
+        RETRY_AFTER_MS,
+        GRPC_STATUS,
+        GRPC_MESSAGE,
+        GRPC_RETRY_PUSHBACK_MS,
+        header::CONNECTION,
+        header::CONTENT_LENGTH,
+        header::CONTENT_TYPE,
+        header::TRAILER,
+        header::TRANSFER_ENCODING,
+        header::UPGRADE,
+    ];
+    RESERVED.contains(name)
+}
 
 /// `after` in the words of HTTP's and of gRPC's clients.
 #[derive(Clone, Debug)]

@@ -1,12 +1,18 @@
 use super::{
     Answer, AnswerAll, AnswerKind, Format, KnownModels, Model, OverloadStatus, PassThrough,
     RequestInfo,
-    headers::RetryAfter,
+    headers::{RetryAfter, is_reserved},
     responder::{ModelSource, Responder, Said},
 };
 use bytes::Bytes;
 use http::{HeaderName, Response, StatusCode, request::Parts};
-use std::{error::Error, fmt, marker::PhantomData, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    fmt,
+    marker::PhantomData,
+    sync::{Arc, Once},
+    time::Duration,
+};
 use tower_layer::Layer;
 
 /// The environment variable with the status of overload answers.
@@ -69,9 +75,9 @@ impl OverloadStatusLayer {
             unavailable,
             unreachable,
         } = messages;
-        let overload_status = checked
-            .overload_status
-            .unwrap_or_else(overload_status_from_env);
+        let overload_status = overload_status(checked.overload_status, || {
+            std::env::var(OVERLOAD_STATUS_VARIABLE).ok()
+        });
         let unavailable_status = checked
             .unavailable_status
             .unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
@@ -109,6 +115,7 @@ impl OverloadStatusLayer {
                 strip_reason: builder.strip_reason,
                 models: builder.models.unwrap_or_default(),
                 model_source: builder.model_source,
+                death: Once::new(),
             }),
             mode: PhantomData,
         }
@@ -330,7 +337,8 @@ impl Builder {
     }
 
     /// The name of the header with the reason, such as `worker_at_capacity`;
-    /// [`x-overload-reason`](DEFAULT_REASON_HEADER) by default.
+    /// [`x-overload-reason`](DEFAULT_REASON_HEADER) by default. Not one that an
+    /// answer has for something else, such as `content-length`.
     #[must_use]
     pub fn reason_header(mut self, name: impl Into<String>) -> Self {
         self.reason_header = Some(name.into());
@@ -420,7 +428,15 @@ impl Builder {
         });
         let reason_header = self.reason_header.as_ref().map(|name| {
             HeaderName::try_from(name)
-                .map_err(|_| InvalidSetting::new("reason header", name, "an HTTP header name"))
+                .ok()
+                .filter(|name| !is_reserved(name))
+                .ok_or_else(|| {
+                    InvalidSetting::new(
+                        "reason header",
+                        name,
+                        "an HTTP header name that has no other meaning in an answer",
+                    )
+                })
         });
         Ok(Checked {
             overload_status: status("overload status", self.overload_status)?,
@@ -513,11 +529,14 @@ pub fn parse_overload_status(value: &str) -> StatusCode {
         .unwrap_or_else(default_overload_status)
 }
 
-fn overload_status_from_env() -> StatusCode {
-    match std::env::var(OVERLOAD_STATUS_VARIABLE) {
-        Ok(value) => parse_overload_status(&value),
-        Err(_) => default_overload_status(),
-    }
+fn overload_status(
+    explicit: Option<StatusCode>,
+    variable: impl FnOnce() -> Option<String>,
+) -> StatusCode {
+    explicit.unwrap_or_else(|| match variable() {
+        Some(value) => parse_overload_status(&value),
+        None => default_overload_status(),
+    })
 }
 
 fn default_overload_status() -> StatusCode {
@@ -574,19 +593,24 @@ mod tests {
         assert!(refused(builder().unreachable_status(42)).contains("unreachable status"));
         assert!(refused(builder().grpc_codes(0, 14)).contains("gRPC code for overloaded: \"0\""));
         assert!(refused(builder().grpc_codes(8, 17)).contains("gRPC code for unavailable: \"17\""));
-        assert!(refused(builder().reason_header("x reason")).contains("reason header"));
-        assert!(refused(builder().reason_header("")).contains("reason header"));
+        for name in ["", "x reason", "x\nreason", "Content-Length", "retry-after"] {
+            assert!(refused(builder().reason_header(name)).contains("reason header"));
+        }
         for secs in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.1, 1e300] {
             assert!(refused(builder().default_retry_after_secs(secs)).contains("retry-after"));
         }
     }
 
     #[test]
-    fn the_settings_of_an_explicit_status_win() {
-        let layer = OverloadStatusLayer::builder()
-            .overload_status(429)
-            .build()
-            .unwrap();
-        assert_eq!(layer.overload_status(), 429);
+    fn an_explicit_status_wins_over_the_variable_which_is_not_read() {
+        let untouched = || panic!("the variable was read");
+        let status = valid_status(429);
+        assert_eq!(overload_status(status, untouched), 429);
+        assert_eq!(overload_status(None, || Some("507".into())), 507);
+        assert_eq!(overload_status(None, || Some("many".into())), 529);
+        assert_eq!(overload_status(None, || None), 529);
+
+        let builder = OverloadStatusLayer::builder().overload_status(429);
+        assert_eq!(builder.build().unwrap().overload_status(), 429);
     }
 }

@@ -111,7 +111,7 @@
 //! # The parts alone
 //!
 //! [`OverloadStatusLayer::answer`] gives the response for an error to a handler
-//! that has no service to wrap, and [`Answer::to`] tells what an error comes to.
+//! that has no service to wrap, and [`Answer::of`] tells what an error comes to.
 //!
 //! [`ServiceOverloaded`]: crate::ServiceOverloaded
 //! [`Unavailable`]: crate::Unavailable

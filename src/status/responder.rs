@@ -10,7 +10,11 @@ use http::{
     header::{CONTENT_LENGTH, CONTENT_TYPE},
     request::Parts,
 };
-use std::{error::Error, fmt, sync::Arc};
+use std::{
+    error::Error,
+    fmt,
+    sync::{Arc, Once},
+};
 
 /// Everything that is said in answers of one kind.
 #[derive(Clone, Debug)]
@@ -45,11 +49,13 @@ impl Said {
     }
 }
 
-/// Reads the model of a request.
+pub(super) type ReadModel = dyn Fn(&Parts) -> Option<Model> + Send + Sync;
+
+/// Where the model of a request is read.
 #[derive(Clone)]
 pub(super) enum ModelSource {
     Extension,
-    Custom(Arc<dyn Fn(&Parts) -> Option<Model> + Send + Sync>),
+    Custom(Arc<ReadModel>),
 }
 
 impl fmt::Debug for ModelSource {
@@ -74,6 +80,8 @@ pub(super) struct Responder {
     pub(super) strip_reason: bool,
     pub(super) models: KnownModels,
     pub(super) model_source: ModelSource,
+    /// A dead service is told of once, not by each of its clones.
+    pub(super) death: Once,
 }
 
 impl Responder {
@@ -91,7 +99,7 @@ impl Responder {
 
     /// What `error` comes to, if that is something to answer.
     pub(super) fn recognise(&self, error: &(dyn Error + 'static)) -> Option<Answer> {
-        let answer = Answer::to(error)?;
+        let answer = Answer::of(error)?;
         let answered = answer.kind() != AnswerKind::Unreachable || self.unreachable.is_some();
         answered.then_some(answer)
     }
@@ -146,6 +154,17 @@ impl Responder {
         *response.status_mut() = status;
         *response.headers_mut() = headers;
         response
+    }
+
+    /// Says that the inner service has failed for good, the first time that it
+    /// is found out.
+    pub(super) fn log_death(&self, error: &(dyn Error + 'static)) {
+        self.death.call_once(|| {
+            tracing::warn!(
+                error,
+                "the inner service has failed for good: its requests are answered with this error"
+            );
+        });
     }
 
     /// Takes the reason header from a response of the inner service, if the

@@ -132,10 +132,7 @@ where
         let error = error.into();
         let answer = match self.responder.recognise(&*error) {
             Some(answer) => {
-                tracing::warn!(
-                    error = &*error as &(dyn std::error::Error + 'static),
-                    "the inner service is dead, all its requests are answered with this error"
-                );
+                self.responder.log_death(&*error);
                 answer
             }
             None => {

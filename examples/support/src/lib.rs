@@ -9,9 +9,9 @@
 pub mod cli;
 pub mod client;
 pub mod engine;
+pub mod gateway;
 pub mod openai;
 pub mod register;
 pub mod replay;
-
 pub mod serve;
 pub mod worker;

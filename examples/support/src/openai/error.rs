@@ -55,6 +55,19 @@ impl ApiError {
         error
     }
 
+    /// The same error for a client of Anthropic's API:
+    /// `{"type": "error", "error": {"type", "message"}}`.
+    pub fn into_anthropic_response(self) -> Response {
+        let kind = match self.status {
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            _ => "invalid_request_error",
+        };
+        let error = serde_json::json!({ "type": kind, "message": self.body.message });
+        let body = serde_json::json!({ "type": "error", "error": error });
+        (self.status, Json(body)).into_response()
+    }
+
     /// The status that it is answered with.
     pub fn status(&self) -> StatusCode {
         self.status

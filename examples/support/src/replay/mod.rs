@@ -12,7 +12,7 @@ mod report;
 mod request;
 mod trace;
 
-pub use options::ReplayArgs;
+pub use options::{ReplayArgs, Trace};
 pub use report::{Outcome, Pace, Report};
 pub use trace::{Arrival, TraceError, parse_trace};
 
@@ -51,7 +51,7 @@ impl Objectives {
 #[derive(Clone, Debug)]
 pub struct Replay {
     /// The requests, in the order of their arrival.
-    pub trace: Vec<Arrival>,
+    pub trace: Trace,
     /// The gateway's public address.
     pub url: Uri,
     /// The model that the requests are for.
@@ -84,7 +84,7 @@ impl Replay {
         let mut report = Report::default();
         let mut stop = std::pin::pin!(stop);
         let start = Instant::now();
-        loop {
+        while next.is_some() || !running.is_empty() {
             let due = next.map(|arrival| start + sped_up(arrival.at, self.speedup));
             tokio::select! {
                 biased;
@@ -106,7 +106,6 @@ impl Replay {
                         report.succeeded(), report.refused(), report.failed(),
                     ));
                 }
-                else => break,
             }
         }
         bar.finish_and_clear();

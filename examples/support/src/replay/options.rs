@@ -1,8 +1,14 @@
-use super::{Objectives, Replay, parse_trace};
-use crate::cli::{UsageError, base_url, name, positive, whole};
+use super::{Arrival, Objectives, Replay, parse_trace};
+use crate::{
+    cli::{UsageError, base_url, name, positive, whole},
+    engine::Timing,
+    gateway::GatewayConfig,
+    worker::WorkerConfig,
+};
 use clap::Parser;
 use http::Uri;
 use std::{path::PathBuf, time::Duration};
+use tower_overload::admission::Limits;
 
 /// Replays a trace of requests against a gateway: an open loop on the clock of
 /// the trace.
@@ -16,8 +22,13 @@ pub struct ReplayArgs {
     pub trace: PathBuf,
 
     /// The public address of the gateway
-    #[arg(long, value_parser = base_url)]
-    pub url: Uri,
+    #[arg(long, value_parser = base_url, required_unless_present = "embedded")]
+    pub url: Option<Uri>,
+
+    /// Starts a gateway with two mock workers in this process and replays
+    /// against that; the mock engines are as much faster as the requests
+    #[arg(long, conflicts_with = "url")]
+    pub embedded: bool,
 
     /// How many times faster than in the trace requests arrive
     #[arg(long, default_value = "1", value_name = "X", value_parser = positive)]
@@ -43,12 +54,32 @@ pub struct ReplayArgs {
 }
 
 impl ReplayArgs {
+    /// The fleet that `--embedded` asks for: the gateway's defaults, in the
+    /// time of the trace.
+    pub fn embedded_fleet(&self) -> Option<GatewayConfig> {
+        let worker = WorkerConfig::default();
+        let timing = Timing {
+            prefill_tokens_per_second: worker.timing.prefill_tokens_per_second * self.speedup,
+            decode_tokens_per_second: worker.timing.decode_tokens_per_second * self.speedup,
+        };
+        self.embedded.then(|| GatewayConfig {
+            model: self.model.clone(),
+            embedded_workers: 2,
+            embedded: WorkerConfig {
+                limits: Limits::new(4, 4).ok(),
+                timing,
+                ..worker
+            },
+            ..GatewayConfig::default()
+        })
+    }
+
     /// Reads the trace.
     ///
     /// # Errors
     ///
     /// If there is no such file or it is no trace.
-    pub fn load(&self) -> Result<Replay, UsageError> {
+    pub fn load(&self) -> Result<Trace, UsageError> {
         let file = self.trace.display();
         let bad = |error: &dyn std::fmt::Display| {
             UsageError::new(
@@ -60,16 +91,24 @@ impl ReplayArgs {
         let text = std::fs::read_to_string(&self.trace).map_err(|error| bad(&error))?;
         let mut trace = parse_trace(&text).map_err(|error| bad(&error))?;
         trace.truncate(self.limit.unwrap_or(usize::MAX));
+        Ok(trace)
+    }
+
+    /// The replay of `trace` against the gateway at `url`.
+    pub fn replay(&self, trace: Trace, url: Uri) -> Replay {
         let objective = |ms: f64| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or(Duration::MAX);
-        Ok(Replay {
+        Replay {
             trace,
-            url: self.url.clone(),
+            url,
             model: self.model.clone(),
             speedup: self.speedup,
             objectives: Objectives {
                 first_token: objective(self.ttft_ms),
                 per_token: objective(self.tpot_ms),
             },
-        })
+        }
     }
 }
+
+/// The requests of a trace, in the order of their arrival.
+pub type Trace = Vec<Arrival>;
