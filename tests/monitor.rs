@@ -36,6 +36,10 @@ fn above_half() -> (WorkerMonitor<Id>, ThresholdsHandle, BusySet<Id>) {
     (monitor, thresholds, busy)
 }
 
+fn is_marked(set: &BusySet<Id>, worker: &Id) -> bool {
+    set.marks(worker).has(Mark::Busy)
+}
+
 fn worker(monitor: &WorkerMonitor<Id>, id: Id) -> WorkerSnapshot<Id> {
     monitor.worker(&id).expect("it is registered")
 }
@@ -75,11 +79,8 @@ mod models {
 
         monitor.observe(blocks("a", 60)).unwrap();
         monitor.observe(blocks("b", 60)).unwrap();
-        assert!(small_busy.marks(&"a").has(Mark::Busy) && !large_busy.marks(&"a").has(Mark::Busy));
-        assert!(
-            !small_busy.marks(&"b").has(Mark::Busy),
-            "b does not serve it"
-        );
+        assert!(is_marked(&small_busy, &"a") && !is_marked(&large_busy, &"a"));
+        assert!(!is_marked(&small_busy, &"b"), "b does not serve it");
         let a = worker(&monitor, "a");
         assert!(a.is_busy());
         assert_eq!(a.is_busy_for("small"), Some(true));
@@ -87,7 +88,7 @@ mod models {
         assert_eq!(worker(&monitor, "b").is_busy_for("small"), None);
 
         monitor.observe(blocks("a", 95)).unwrap();
-        assert!(small_busy.marks(&"a").has(Mark::Busy) && large_busy.marks(&"a").has(Mark::Busy));
+        assert!(is_marked(&small_busy, &"a") && is_marked(&large_busy, &"a"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -98,16 +99,16 @@ mod models {
         let both = ["large", "small"];
         monitor.configure("a", of_100_blocks([0]), both).unwrap();
         monitor.observe(blocks("a", 60)).unwrap();
-        assert!(small_busy.marks(&"a").has(Mark::Busy) && large_busy.marks(&"a").has(Mark::Busy));
+        assert!(is_marked(&small_busy, &"a") && is_marked(&large_busy, &"a"));
 
         monitor
             .configure("a", of_100_blocks([0]), ["large"])
             .unwrap();
-        assert!(!small_busy.marks(&"a").has(Mark::Busy) && large_busy.marks(&"a").has(Mark::Busy));
+        assert!(!is_marked(&small_busy, &"a") && is_marked(&large_busy, &"a"));
 
         // Its load is still known when it serves the model again.
         monitor.configure("a", of_100_blocks([0]), both).unwrap();
-        assert!(small_busy.marks(&"a").has(Mark::Busy));
+        assert!(is_marked(&small_busy, &"a"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -128,7 +129,7 @@ mod models {
             .configure("b", of_100_blocks([0]), ["nope"])
             .unwrap_err();
         assert_eq!(monitor.snapshot(), before);
-        assert!(large_busy.marks(&"a").has(Mark::Busy));
+        assert!(is_marked(&large_busy, &"a"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -137,12 +138,12 @@ mod models {
         small.update(decode_above(0.5)).unwrap();
         monitor.configure_for_all("a", of_100_blocks([0]));
         monitor.observe(blocks("a", 60)).unwrap();
-        assert!(busy.marks(&"a").has(Mark::Busy));
+        assert!(is_marked(&busy, &"a"));
         monitor.add_model("large", BusySet::new()).unwrap_err();
 
         assert!(monitor.remove_model("large"));
         assert!(!monitor.remove_model("large"));
-        assert!(!busy.marks(&"a").has(Mark::Busy), "its marks fall with it");
+        assert!(!is_marked(&busy, &"a"), "its marks fall with it");
         assert_eq!(worker(&monitor, "a").is_busy_for("large"), None);
         assert!(monitor.thresholds().get("large").is_none());
 
@@ -155,11 +156,11 @@ mod models {
         again.update(decode_above(0.5)).unwrap();
         monitor.observe(blocks("a", 60)).unwrap();
         assert!(
-            !busy.marks(&"a").has(Mark::Busy),
+            !is_marked(&busy, &"a"),
             "nobody said that the worker serves it"
         );
         monitor.configure_for_all("a", of_100_blocks([0]));
-        assert!(busy.marks(&"a").has(Mark::Busy));
+        assert!(is_marked(&busy, &"a"));
     }
 }
 
@@ -181,9 +182,9 @@ mod evidence {
             monitor.configure_for_all("a", of_100_blocks([0]));
             monitor.observe(blocks("a", 60)).unwrap();
             advance(Duration::from_millis(4_999)).await;
-            assert!(busy.marks(&"a").has(Mark::Busy));
+            assert!(is_marked(&busy, &"a"));
             advance(Duration::from_millis(1)).await;
-            assert_eq!(busy.marks(&"a").has(Mark::Busy), lasts);
+            assert_eq!(is_marked(&busy, &"a"), lasts);
             assert_eq!(worker(&monitor, "a").is_busy(), lasts);
             let shown = worker(&monitor, "a").ranks[0].active_decode_blocks;
             assert_eq!(shown, lasts.then_some(60), "a stale count is not shown");
@@ -203,9 +204,9 @@ mod evidence {
             .unwrap();
         thresholds.update(decode_above(0.4)).unwrap();
         monitor.observe(LoadEvent::new("a", 0)).unwrap();
-        assert!(busy.marks(&"a").has(Mark::Busy));
+        assert!(is_marked(&busy, &"a"));
         advance(Duration::from_secs(1)).await;
-        assert!(!busy.marks(&"a").has(Mark::Busy));
+        assert!(!is_marked(&busy, &"a"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -215,13 +216,13 @@ mod evidence {
         monitor.observe(blocks("a", 60)).unwrap();
         assert!(monitor.remove(&"a"));
         assert!(!monitor.remove(&"a"));
-        assert!(!busy.marks(&"a").has(Mark::Busy));
+        assert!(!is_marked(&busy, &"a"));
         assert_eq!(monitor.worker(&"a"), None);
 
         let late = monitor.observe(blocks("a", 60));
         assert_eq!(late, Err(DropReason::UnregisteredWorker));
         assert!(monitor.snapshot().is_empty());
-        assert!(!busy.marks(&"a").has(Mark::Busy));
+        assert!(!is_marked(&busy, &"a"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -257,7 +258,7 @@ mod evidence {
             monitor.observe(blocks(id, load)).unwrap();
         }
         for (i, id) in ids.into_iter().enumerate() {
-            assert_eq!(busy.marks(&id).has(Mark::Busy), i % 2 == 0, "{id}");
+            assert_eq!(is_marked(&busy, &id), i % 2 == 0, "{id}");
         }
     }
 }
@@ -274,9 +275,9 @@ async fn a_dropped_event_changes_nothing_not_even_what_a_new_threshold_waits_for
         monitor.observe(blocks("b", 99)),
         Err(DropReason::UnregisteredWorker)
     );
-    assert!(!busy.marks(&"a").has(Mark::Busy));
+    assert!(!is_marked(&busy, &"a"));
     monitor.observe(LoadEvent::new("a", 0)).unwrap();
-    assert!(busy.marks(&"a").has(Mark::Busy));
+    assert!(is_marked(&busy, &"a"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -284,15 +285,12 @@ async fn a_cleared_threshold_turns_its_check_off() {
     let (monitor, thresholds, busy) = above_half();
     monitor.configure_for_all("a", of_100_blocks([0]));
     monitor.observe(blocks("a", 60)).unwrap();
-    assert!(busy.marks(&"a").has(Mark::Busy));
+    assert!(is_marked(&busy, &"a"));
     let clear = ThresholdUpdate::new().active_decode_blocks(Change::Clear);
     thresholds.update(clear).unwrap();
-    assert!(
-        busy.marks(&"a").has(Mark::Busy),
-        "it waits for the next event"
-    );
+    assert!(is_marked(&busy, &"a"), "it waits for the next event");
     monitor.observe(LoadEvent::new("a", 0)).unwrap();
-    assert!(!busy.marks(&"a").has(Mark::Busy));
+    assert!(!is_marked(&busy, &"a"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -308,7 +306,7 @@ async fn events_in_a_batch_are_judged_in_order() {
         blocks("b", 60),
     ]);
     assert_eq!((observed.accepted, observed.dropped), (4, 1));
-    assert!(!busy.marks(&"a").has(Mark::Busy) && busy.marks(&"b").has(Mark::Busy));
+    assert!(!is_marked(&busy, &"a") && is_marked(&busy, &"b"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -318,9 +316,125 @@ async fn all_marks_fall_with_the_last_handle() {
     monitor.observe(blocks("a", 60)).unwrap();
     let other = monitor.clone();
     drop(monitor);
-    assert!(busy.marks(&"a").has(Mark::Busy));
+    assert!(is_marked(&busy, &"a"));
     drop(other);
-    assert!(!busy.marks(&"a").has(Mark::Busy));
+    assert!(!is_marked(&busy, &"a"));
+}
+
+mod wakers {
+    //! A mark that falls wakes whoever waits for the worker, and what a waker
+    //! does is nobody's business.
+
+    use super::*;
+    use futures::{FutureExt, StreamExt};
+    use std::{
+        convert::Infallible,
+        future::{Ready, ready},
+        panic::{AssertUnwindSafe, catch_unwind},
+        sync::Mutex,
+        task::{Context, Poll, Wake, Waker},
+    };
+    use tower::{Service, discover::Change, load::CompleteOnResponse};
+    use tower_overload::busy::{BusyDiscover, ErrorsOnly, roster};
+
+    struct Serves;
+
+    impl Service<()> for Serves {
+        type Response = ();
+        type Error = Infallible;
+        type Future = Ready<Result<(), Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, (): ()) -> Self::Future {
+            ready(Ok(()))
+        }
+    }
+
+    /// Does something once when it is woken.
+    struct Does(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+    impl Wake for Does {
+        fn wake(self: Arc<Self>) {
+            let woken = self.0.lock().unwrap().take();
+            if let Some(does) = woken {
+                does();
+            }
+        }
+    }
+
+    /// Runs `test` while an endpoint of the busy worker `a` waits with a
+    /// waker that does `does`.
+    fn while_one_waits(
+        does: impl FnOnce(WorkerMonitor<Id>) + Send + 'static,
+        test: impl FnOnce(&WorkerMonitor<Id>, &BusySet<Id>),
+    ) {
+        let (monitor, _, busy) = above_half();
+        monitor.configure_for_all("a", of_100_blocks([0]));
+        monitor.observe(blocks("a", 60)).unwrap();
+
+        let (roster, changes) = roster();
+        roster.insert("a", Serves);
+        let completion = CompleteOnResponse::default();
+        let mut discover = BusyDiscover::with(changes, busy.clone(), ErrorsOnly, completion);
+        let Some(Some(Ok(Change::Insert(_, mut endpoint)))) = discover.next().now_or_never() else {
+            panic!("it is in the roster");
+        };
+        let handle = monitor.clone();
+        let does: Box<dyn FnOnce() + Send> = Box::new(move || does(handle));
+        let waker = Waker::from(Arc::new(Does(Mutex::new(Some(does)))));
+        let ready = endpoint.poll_ready(&mut Context::from_waker(&waker));
+        assert!(ready.is_pending(), "the worker is busy");
+        test(&monitor, &busy);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn may_report_load_of_the_same_worker() {
+        let reports = |monitor: WorkerMonitor<Id>| {
+            monitor.observe(blocks("a", 70)).unwrap();
+        };
+        while_one_waits(reports, |monitor, busy| {
+            monitor.observe(blocks("a", 10)).unwrap();
+            assert!(is_marked(busy, &"a"), "the last report counts");
+            monitor.observe(blocks("a", 10)).unwrap();
+            assert!(!is_marked(busy, &"a"));
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn may_replace_the_worker_while_it_is_removed() {
+        let replaces = |monitor: WorkerMonitor<Id>| {
+            monitor.configure_for_all("a", of_100_blocks([0]));
+            monitor.observe(blocks("a", 70)).unwrap();
+        };
+        while_one_waits(replaces, |monitor, busy| {
+            assert!(monitor.remove(&"a"));
+            assert!(is_marked(busy, &"a"), "the successor is busy");
+            assert!(monitor.remove(&"a"));
+            assert!(!is_marked(busy, &"a"));
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn may_panic_and_the_monitor_goes_on() {
+        while_one_waits(
+            |_| panic!("a waker"),
+            |monitor, busy| {
+                let frees = || monitor.observe(blocks("a", 10));
+                catch_unwind(AssertUnwindSafe(frees)).unwrap_err();
+                monitor.observe(blocks("a", 60)).unwrap();
+                assert!(is_marked(busy, &"a"));
+                monitor.observe(blocks("a", 10)).unwrap();
+                assert!(!is_marked(busy, &"a"));
+                assert!(monitor.remove(&"a"));
+                monitor.configure_for_all("a", of_100_blocks([0]));
+                monitor.observe(blocks("a", 60)).unwrap();
+                assert!(is_marked(busy, &"a"));
+            },
+        );
+    }
 }
 
 #[test]
@@ -358,11 +472,11 @@ fn after_any_interleaving_the_marks_say_what_was_judged_last() {
     }
     for id in IDS {
         let judged = monitor.worker(&id).is_some_and(|worker| worker.is_busy());
-        assert_eq!(busy.marks(&id).has(Mark::Busy), judged, "{id}");
+        assert_eq!(is_marked(&busy, &id), judged, "{id}");
     }
     for id in IDS {
         monitor.remove(&id);
-        assert!(!busy.marks(&id).has(Mark::Busy), "{id}");
+        assert!(!is_marked(&busy, &id), "{id}");
     }
 }
 
@@ -509,101 +623,6 @@ mod metrics {
     }
 }
 
-mod log {
-    use super::*;
-    use std::{io, sync::Mutex};
-    use tracing_subscriber::fmt::MakeWriter;
-
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl Lines {
-        fn take(&self) -> Vec<String> {
-            let bytes = std::mem::take(&mut *self.0.lock().unwrap());
-            let text = String::from_utf8(bytes).unwrap();
-            text.lines().map(str::to_owned).collect()
-        }
-    }
-
-    impl io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    impl<'a> MakeWriter<'a> for Lines {
-        type Writer = Self;
-
-        fn make_writer(&'a self) -> Self {
-            self.clone()
-        }
-    }
-
-    fn says(line: &str, parts: &[&str]) {
-        for part in parts {
-            assert!(line.contains(part), "{part:?} is missing in {line}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn has_one_line_a_transition_with_the_numbers_that_caused_it() {
-        let lines = Lines::default();
-        let subscriber = tracing_subscriber::fmt()
-            .with_writer(lines.clone())
-            .with_ansi(false)
-            .finish();
-        let _guard = tracing::subscriber::set_default(subscriber);
-
-        let (monitor, _, _) = above_half();
-        monitor.configure_for_all("w7", of_100_blocks([0, 1]));
-        let load = |rank, blocks| {
-            let event = LoadEvent::new("w7", rank).active_decode_blocks(blocks);
-            monitor.observe(event.active_prefill_tokens(9)).unwrap();
-        };
-        load(1, 63);
-        assert_eq!(lines.take(), [""; 0], "one of two ranks");
-        load(0, 61);
-        let busy = lines.take();
-        assert_eq!(busy.len(), 1, "{busy:?}");
-        says(
-            &busy[0],
-            &[
-                "worker is busy",
-                "worker=w7",
-                "model=\"tiny\"",
-                "ranks=2",
-                "active_decode_blocks=6",
-                "active_prefill_tokens=9",
-                "kv_total_blocks=100",
-                "active_decode_blocks_threshold=0.5",
-            ],
-        );
-        load(0, 62);
-        load(1, 64);
-        assert_eq!(lines.take(), [""; 0], "it stays busy");
-
-        load(1, 12);
-        let free = lines.take();
-        assert_eq!(free.len(), 1, "{free:?}");
-        says(
-            &free[0],
-            &["worker is free", "dp_rank=1", "active_decode_blocks=12"],
-        );
-
-        load(1, 64);
-        lines.take();
-        advance(Duration::from_secs(30)).await;
-        load(1, 64);
-        let stale = lines.take();
-        assert_eq!(stale.len(), 1, "{stale:?}");
-        says(&stale[0], &["went stale", "dp_rank=0"]);
-    }
-}
-
 mod streams {
     use super::*;
     use crate::support::metrics::recorded;
@@ -621,10 +640,10 @@ mod streams {
         let observed = monitor.drive(many.chain(stream::iter([blocks("b", 1)])));
         let Observed { accepted, dropped } = observed.await;
         assert_eq!((accepted, dropped), (1_000, 1));
-        assert!(busy.marks(&"a").has(Mark::Busy));
+        assert!(is_marked(&busy, &"a"));
         advance(Duration::from_secs(30)).await;
         assert!(
-            !busy.marks(&"a").has(Mark::Busy),
+            !is_marked(&busy, &"a"),
             "its source is gone, and so its mark"
         );
     }
@@ -691,12 +710,9 @@ mod streams {
         assert!(never.is_err(), "it goes on");
         // 1 + 2 + 3, and 1 after the connection that worked.
         assert_eq!(*times.borrow(), [0, 1, 3, 6, 7]);
-        assert!(
-            busy.marks(&"a").has(Mark::Busy),
-            "its last event came at 6 s"
-        );
+        assert!(is_marked(&busy, &"a"), "its last event came at 6 s");
         advance(Duration::from_secs(1)).await;
-        assert!(!busy.marks(&"a").has(Mark::Busy));
+        assert!(!is_marked(&busy, &"a"));
     }
 
     #[test]

@@ -205,12 +205,8 @@ fn compare(real: &Real, plain: &Plain) {
         assert_eq!(snapshot.is_some(), plain.workers.contains_key(&id));
         for (model, (_, marks)) in real.models.iter().enumerate() {
             let busy = plain.busy(id, model, now);
-            assert_eq!(
-                marks.marks(&id).has(Mark::Busy),
-                busy,
-                "worker {id}, {}",
-                MODELS[model]
-            );
+            let marked = marks.marks(&id).has(Mark::Busy);
+            assert_eq!(marked, busy, "worker {id}, {}", MODELS[model]);
             if let Some(shown) = snapshot
                 .as_ref()
                 .and_then(|worker| worker.is_busy_for(MODELS[model]))

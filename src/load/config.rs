@@ -1,5 +1,5 @@
 use super::rank::Capacity;
-use std::{borrow::Cow, fmt};
+use std::{borrow::Cow, fmt, num::NonZeroU64};
 
 /// What a worker is: its data-parallel ranks and their capacities.
 ///
@@ -50,19 +50,19 @@ impl WorkerConfig {
         })
     }
 
-    /// KV blocks that each rank has. Unknown by default; unknown or 0 keeps
-    /// the decode check from holding.
+    /// KV blocks that each rank has. Unknown by default, and 0 is unknown
+    /// as well: the decode check cannot hold then.
     #[must_use]
     pub fn kv_total_blocks(mut self, blocks: impl Into<Option<u64>>) -> Self {
-        self.capacity.kv_total_blocks = blocks.into();
+        self.capacity.kv_total_blocks = blocks.into().and_then(NonZeroU64::new);
         self
     }
 
-    /// Tokens that each rank takes into one batch. Unknown by default;
-    /// unknown or 0 keeps the fractional prefill check from holding.
+    /// Tokens that each rank takes into one batch. Unknown by default, and 0
+    /// is unknown as well: the fractional prefill check cannot hold then.
     #[must_use]
     pub fn max_num_batched_tokens(mut self, tokens: impl Into<Option<u64>>) -> Self {
-        self.capacity.max_num_batched_tokens = tokens.into();
+        self.capacity.max_num_batched_tokens = tokens.into().and_then(NonZeroU64::new);
         self
     }
 
@@ -80,10 +80,6 @@ impl WorkerConfig {
 
     pub(super) fn capacity(&self) -> Capacity {
         self.capacity
-    }
-
-    pub(super) fn into_worker_type(self) -> Cow<'static, str> {
-        self.worker_type
     }
 
     pub(super) fn worker_type_label(&self) -> &str {

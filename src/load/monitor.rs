@@ -1,7 +1,7 @@
 use super::{
     DropReason, LoadEvent, ModelThresholds, Thresholds, ThresholdsHandle, WorkerConfig,
     few::Few,
-    rank::{Capacity, FreshCounts, RankLoad, Signals, Until, worker_busy_until},
+    rank::{Capacity, Clock, FreshCounts, Moment, RankLoad, Signals, worker_busy_until},
     thresholds,
 };
 use crate::{
@@ -12,12 +12,8 @@ use crate::{
 };
 use ::metrics::{Counter, Gauge};
 use std::{
-    borrow::{Borrow, Cow},
-    collections::HashMap,
-    convert::Infallible,
-    fmt, mem,
-    sync::Arc as Shared,
-    time::Duration,
+    borrow::Borrow, collections::HashMap, convert::Infallible, fmt, mem, num::NonZeroU64,
+    sync::Arc as Shared, time::Duration,
 };
 use tokio::time::Instant;
 
@@ -62,6 +58,7 @@ impl WorkerMonitorBuilder {
         };
         WorkerMonitor {
             inner: Arc::new(Inner {
+                clock: Clock::starting(Instant::now()),
                 stale_after: self.stale_after,
                 thresholds: ModelThresholds::new(),
                 changes: Arc::new(AtomicU64::new(0)),
@@ -70,9 +67,7 @@ impl WorkerMonitorBuilder {
                 dropped_undeclared: dropped(DropReason::UndeclaredRank),
                 prefix: self.prefix,
                 state: Mutex::new(State {
-                    index: HashMap::new(),
-                    entries: Vec::new(),
-                    vacant: Vec::new(),
+                    workers: HashMap::new(),
                     models: Models::default(),
                     seen_changes: 0,
                 }),
@@ -82,6 +77,7 @@ impl WorkerMonitorBuilder {
 }
 
 struct Inner<K> {
+    clock: Clock,
     stale_after: Option<Duration>,
     prefix: Prefix,
     thresholds: ModelThresholds,
@@ -94,18 +90,18 @@ struct Inner<K> {
 }
 
 struct State<K> {
-    index: HashMap<K, usize>,
-    entries: Vec<Option<Entry<K>>>,
-    vacant: Vec<usize>,
+    /// Whole entries in the map: at many workers, each pointer that an event
+    /// follows is a cache miss.
+    workers: HashMap<K, Entry>,
     models: Models<K>,
     /// The count of threshold changes that are in effect.
     seen_changes: u64,
 }
 
-/// One worker id. It outlives the worker until the worker's marks are
-/// dropped, so that a successor's are made after that and not before.
-struct Entry<K> {
-    key: K,
+/// What is known under one worker id. It outlives the worker until the
+/// worker's marks are dropped, so that a successor's are made after that and
+/// not before.
+struct Entry {
     worker: Option<Worker>,
     marks: Marks,
 }
@@ -122,19 +118,14 @@ struct Held {
     model: ModelId,
     mark: BusyMark,
     /// What the mark was last set to.
-    is: Option<Until>,
-    wanted: Wanted,
-}
-
-#[derive(Clone, Copy)]
-enum Wanted {
-    Until(Option<Until>),
-    Gone,
+    is: Moment,
+    /// What it is to be set to; `None` if it is to be dropped.
+    wanted: Option<Moment>,
 }
 
 struct Worker {
     capacity: Capacity,
-    worker_type: Cow<'static, str>,
+    worker_type: Box<str>,
     /// By `dp_rank`, ascending.
     ranks: Few<Rank>,
     seats: Few<Seat>,
@@ -150,7 +141,7 @@ struct Rank {
 /// The verdict of one model on one worker.
 struct Seat {
     model: ModelId,
-    busy_until: Option<Until>,
+    busy_until: Moment,
     missing: [bool; 3],
 }
 
@@ -200,13 +191,13 @@ impl RankGauges {
 /// taken its place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct ModelId {
-    place: usize,
-    stamp: u64,
+    place: u32,
+    stamp: u32,
 }
 
 struct Models<K> {
     places: Vec<Option<Model<K>>>,
-    next_stamp: u64,
+    next_stamp: u32,
 }
 
 struct Model<K> {
@@ -241,26 +232,28 @@ impl<K> Models<K> {
     }
 
     fn get(&self, id: ModelId) -> Option<&Model<K>> {
-        self.places.get(id.place)?.as_ref()
+        self.places.get(id.place as usize)?.as_ref()
     }
 
     fn get_mut(&mut self, id: ModelId) -> Option<&mut Model<K>> {
-        self.places.get_mut(id.place)?.as_mut()
+        self.places.get_mut(id.place as usize)?.as_mut()
+    }
+
+    fn remove(&mut self, id: ModelId) -> Option<Model<K>> {
+        self.places.get_mut(id.place as usize)?.take()
     }
 
     fn insert(&mut self, name: &str, set: BusySet<K>, handle: ThresholdsHandle, prefix: &Prefix) {
-        let place = match self.places.iter().position(Option::is_none) {
-            Some(place) => place,
-            None => {
-                self.places.push(None);
-                self.places.len() - 1
-            }
-        };
+        let vacant = self.places.iter().position(Option::is_none);
+        let place = vacant.unwrap_or(self.places.len());
+        if place == self.places.len() {
+            self.places.push(None);
+        }
         let id = ModelId {
-            place,
+            place: place as u32,
             stamp: self.next_stamp,
         };
-        self.next_stamp += 1;
+        self.next_stamp = self.next_stamp.wrapping_add(1);
         let names = [
             thresholds::DECODE,
             thresholds::PREFILL_TOKENS,
@@ -329,8 +322,9 @@ impl<K: fmt::Display> Transition<K> {
                     active_decode_blocks = self.counts.active_decode_blocks,
                     kv_used_blocks = self.counts.kv_used_blocks,
                     active_prefill_tokens = self.counts.active_prefill_tokens,
-                    kv_total_blocks = self.capacity.kv_total_blocks,
-                    max_num_batched_tokens = self.capacity.max_num_batched_tokens,
+                    kv_total_blocks = self.capacity.kv_total_blocks.map(NonZeroU64::get),
+                    max_num_batched_tokens =
+                        self.capacity.max_num_batched_tokens.map(NonZeroU64::get),
                     active_decode_blocks_threshold = self.thresholds.active_decode_blocks(),
                     active_prefill_tokens_threshold = self.thresholds.active_prefill_tokens(),
                     active_prefill_tokens_threshold_frac =
@@ -347,10 +341,10 @@ impl<K: fmt::Display> Transition<K> {
     }
 }
 
-/// What one call leaves to do once its counts are in: marks to change, by
-/// entry, and transitions to log.
+/// What a call leaves to do: workers whose marks have to change, and
+/// transitions to log.
 struct Outcome<K> {
-    changed: Vec<usize>,
+    changed: Vec<K>,
     transitions: Vec<Transition<K>>,
 }
 
@@ -370,7 +364,7 @@ impl Worker {
         &mut self,
         key: &K,
         models: &mut Models<K>,
-        now: Instant,
+        now: Moment,
         transitions: &mut Vec<Transition<K>>,
     ) -> bool {
         let mut changed = false;
@@ -389,12 +383,13 @@ impl Worker {
                 continue;
             }
             changed = true;
-            let stale = was.is_some_and(|was| was.is_over(now));
-            let steps = match (was, until) {
-                (Some(_), Some(_)) if stale => [Some(To::Stale), Some(To::Busy)],
-                (Some(_), None) if stale => [Some(To::Stale), None],
-                (None, Some(_)) => [Some(To::Busy), None],
-                (Some(_), None) => [Some(To::Free), None],
+            let was_busy = was != Moment::NEVER;
+            let is_busy = until != Moment::NEVER;
+            let steps = match (was_busy, is_busy) {
+                (true, _) if was.is_over(now) => [Some(To::Stale), is_busy.then_some(To::Busy)],
+                (true, false) => [Some(To::Free), None],
+                (false, true) => [Some(To::Busy), None],
+                // Still busy, until another time.
                 _ => [None, None],
             };
             for to in steps.into_iter().flatten() {
@@ -440,7 +435,7 @@ fn cause<'a, K>(
     model: &Model<K>,
     capacity: &Capacity,
     to: To,
-    now: Instant,
+    now: Moment,
 ) -> Option<&'a Rank> {
     let until = |rank: &&Rank| rank.load.busy_until(&model.thresholds, capacity, now);
     match to {
@@ -450,51 +445,24 @@ fn cause<'a, K>(
 }
 
 impl<K: WorkerId> State<K> {
-    /// Judges worker `index` after its counts or configuration changed, and
-    /// all others too if thresholds have changed since the last time.
-    fn judge(&mut self, index: usize, changes: u64, now: Instant, outcome: &mut Outcome<K>) {
-        if changes == self.seen_changes {
-            self.judge_one(index, now, outcome);
-            return;
-        }
-        self.seen_changes = changes;
-        for model in self.models.places.iter_mut().flatten() {
-            model.thresholds = model.handle.get();
-        }
-        for index in 0..self.entries.len() {
-            self.judge_one(index, now, outcome);
-        }
+    /// Whether a worker of that id is registered.
+    fn knows(&self, worker: &K) -> bool {
+        let entry = self.workers.get(worker);
+        entry.is_some_and(|entry| entry.worker.is_some())
     }
 
-    fn judge_one(&mut self, index: usize, now: Instant, outcome: &mut Outcome<K>) {
-        let Some(entry) = &mut self.entries[index] else {
-            return;
-        };
-        let Some(worker) = &mut entry.worker else {
-            return;
-        };
-        if worker.judge(&entry.key, &mut self.models, now, &mut outcome.transitions) {
-            outcome.changed.push(index);
-        }
-    }
-
-    /// The registered worker of that id.
-    fn find(&self, worker: &K) -> Option<usize> {
-        let index = *self.index.get(worker)?;
-        let entry = self.entries[index].as_ref()?;
-        entry.worker.is_some().then_some(index)
-    }
-
-    /// Takes the counts of an event; `index` is where its worker was found.
-    fn report(
+    /// Takes the counts of an event and judges its worker, or all workers if
+    /// thresholds have changed since the last time. Returns whether the marks
+    /// of the event's worker have to change; those of others are in `outcome`.
+    fn observe(
         &mut self,
-        index: Option<usize>,
         event: &LoadEvent<K>,
-        good_until: Until,
-    ) -> Result<usize, DropReason> {
-        let index = index.ok_or(DropReason::UnregisteredWorker)?;
-        let worker = self.entries[index]
-            .as_mut()
+        at: At,
+        outcome: &mut Outcome<K>,
+    ) -> Result<bool, DropReason> {
+        let worker = self
+            .workers
+            .get_mut(&event.worker)
             .and_then(|entry| entry.worker.as_mut())
             .ok_or(DropReason::UnregisteredWorker)?;
         let rank = worker
@@ -502,44 +470,40 @@ impl<K: WorkerId> State<K> {
             .binary_search_by_key(&event.dp_rank, |rank| rank.dp_rank)
             .map_err(|_| DropReason::UndeclaredRank)?;
         let rank = &mut worker.ranks[rank];
-        rank.load.report(event, good_until);
+        rank.load.report(event, at.good_until);
         // Under the lock, so that a gauge never goes back to an older value.
         rank.gauges.report(event);
         worker.signals.report(event);
-        Ok(index)
-    }
-
-    /// The entry of the worker id, made if there is none.
-    fn entry(&mut self, key: K) -> usize {
-        if let Some(index) = self.index.get(&key) {
-            return *index;
+        if at.changes != self.seen_changes {
+            self.judge_all(at, outcome);
+            return Ok(false);
         }
-        let entry = Some(Entry {
-            key: key.clone(),
-            worker: None,
-            marks: Marks::Here(Vec::new()),
-        });
-        let index = match self.vacant.pop() {
-            Some(index) => {
-                self.entries[index] = entry;
-                index
-            }
-            None => {
-                self.entries.push(entry);
-                self.entries.len() - 1
-            }
-        };
-        self.index.insert(key, index);
-        index
+        let transitions = &mut outcome.transitions;
+        Ok(worker.judge(&event.worker, &mut self.models, at.now, transitions))
     }
 
-    /// Plans how the marks of an entry, which the caller has taken out, get
-    /// to what they should be. `false` if they are.
-    fn plan(&self, index: usize, marks: &mut Vec<Held>) -> bool {
-        let Some(entry) = &self.entries[index] else {
-            return false;
-        };
-        let seats = entry
+    /// Puts the stored thresholds into effect and judges every worker.
+    fn judge_all(&mut self, at: At, outcome: &mut Outcome<K>) {
+        self.seen_changes = at.changes;
+        for model in self.models.places.iter_mut().flatten() {
+            model.thresholds = model.handle.get();
+        }
+        for (key, entry) in &mut self.workers {
+            let Some(worker) = &mut entry.worker else {
+                continue;
+            };
+            if worker.judge(key, &mut self.models, at.now, &mut outcome.transitions) {
+                outcome.changed.push(key.clone());
+            }
+        }
+    }
+}
+
+impl Entry {
+    /// Plans how the marks, which the caller has taken out, get to what they
+    /// should be. `false` if they are.
+    fn plan<K: WorkerId>(&self, key: &K, models: &Models<K>, marks: &mut Vec<Held>) -> bool {
+        let seats = self
             .worker
             .as_ref()
             .map_or(&[][..], |worker| &*worker.seats);
@@ -547,9 +511,9 @@ impl<K: WorkerId> State<K> {
         let mut gone = false;
         for held in &mut *marks {
             let seat = seats.iter().find(|seat| seat.model == held.model);
-            held.wanted = seat.map_or(Wanted::Gone, |seat| Wanted::Until(seat.busy_until));
+            held.wanted = seat.map(|seat| seat.busy_until);
             gone |= seat.is_none();
-            change |= seat.is_some_and(|seat| seat.busy_until != held.is);
+            change |= held.wanted != Some(held.is);
         }
         if gone {
             // Those first, before another one is made for the same worker.
@@ -557,91 +521,110 @@ impl<K: WorkerId> State<K> {
         }
         for seat in seats {
             let held = marks.iter().any(|held| held.model == seat.model);
-            if held || seat.busy_until.is_none() {
+            if held || seat.busy_until == Moment::NEVER {
                 continue;
             }
-            if let Some(model) = self.models.get(seat.model) {
+            if let Some(model) = models.get(seat.model) {
                 change = true;
                 marks.push(Held {
                     model: seat.model,
-                    mark: model.set.busy_mark(entry.key.clone()),
-                    is: None,
-                    wanted: Wanted::Until(seat.busy_until),
+                    mark: model.set.busy_mark(key.clone()),
+                    is: Moment::NEVER,
+                    wanted: Some(seat.busy_until),
                 });
             }
         }
         change
     }
+}
 
-    /// Puts the marks of an entry back; without a worker the entry ends.
-    fn put_back(&mut self, index: usize, marks: Vec<Held>) {
-        let Some(entry) = &mut self.entries[index] else {
+/// When an event arrived, and what follows from that.
+#[derive(Clone, Copy)]
+struct At {
+    now: Moment,
+    good_until: Moment,
+    /// How many threshold changes were stored by then.
+    changes: u64,
+}
+
+/// The marks of a worker while they change. If a waker panics, they go back.
+struct Changing<'a, K: WorkerId> {
+    inner: &'a Inner<K>,
+    key: &'a K,
+    marks: Option<Vec<Held>>,
+}
+
+impl<K: WorkerId> Changing<'_, K> {
+    fn apply(mut self) -> Vec<Held> {
+        let clock = &self.inner.clock;
+        if let Some(marks) = &mut self.marks {
+            marks.retain_mut(|held| held.apply(clock));
+        }
+        self.marks.take().unwrap_or_default()
+    }
+}
+
+impl<K: WorkerId> Drop for Changing<'_, K> {
+    fn drop(&mut self) {
+        let Some(marks) = self.marks.take() else {
             return;
         };
-        if entry.worker.is_none() && marks.is_empty() {
-            self.index.remove(&entry.key);
-            self.entries[index] = None;
-            self.vacant.push(index);
-        } else {
+        let mut state = lock(&self.inner.state);
+        if let Some(entry) = state.workers.get_mut(self.key) {
             entry.marks = Marks::Here(marks);
         }
     }
 }
 
-/// The marks of an entry while they are out. If a waker panics, they go back.
-struct Settling<'a, K: WorkerId> {
-    inner: &'a Inner<K>,
-    index: usize,
-    marks: Option<Vec<Held>>,
-}
-
-impl<K: WorkerId> Drop for Settling<'_, K> {
-    fn drop(&mut self) {
-        if let Some(marks) = self.marks.take() {
-            lock(&self.inner.state).put_back(self.index, marks);
-        }
-    }
-}
-
 impl<K: WorkerId> Inner<K> {
-    /// Brings the marks of an entry to what they should be. The lock is
+    /// Brings the marks of a worker to what they should be. The lock is
     /// released while they change.
     ///
     /// If another thread is at it, it will see to this change as well.
     fn settle<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<K>>,
-        index: usize,
+        key: &K,
     ) -> MutexGuard<'a, State<K>> {
-        let Some(entry) = &mut state.entries[index] else {
-            return state;
-        };
-        let Marks::Here(mut marks) = mem::replace(&mut entry.marks, Marks::Out) else {
-            return state;
-        };
-        while state.plan(index, &mut marks) {
+        let mut out = None;
+        loop {
+            let State {
+                workers, models, ..
+            } = &mut *state;
+            let Some(entry) = workers.get_mut(key) else {
+                return state;
+            };
+            let mut marks = match out.take() {
+                Some(marks) => marks,
+                None => match mem::replace(&mut entry.marks, Marks::Out) {
+                    Marks::Here(marks) => marks,
+                    Marks::Out => return state,
+                },
+            };
+            if !entry.plan(key, models, &mut marks) {
+                entry.marks = Marks::Here(marks);
+                if entry.worker.is_none() {
+                    workers.remove(key);
+                }
+                return state;
+            }
             drop(state);
-            let mut settling = Settling {
+            let changing = Changing {
                 inner: self,
-                index,
+                key,
                 marks: Some(marks),
             };
-            if let Some(marks) = &mut settling.marks {
-                marks.retain_mut(Held::apply);
-            }
-            marks = settling.marks.take().unwrap_or_default();
+            out = Some(changing.apply());
             state = lock(&self.state);
         }
-        state.put_back(index, marks);
-        state
     }
 
     fn finish<'a>(&'a self, mut state: MutexGuard<'a, State<K>>, outcome: Outcome<K>) {
-        for index in outcome.changed {
-            state = self.settle(state, index);
+        for key in &outcome.changed {
+            state = self.settle(state, key);
         }
         drop(state);
-        for transition in outcome.transitions {
+        for transition in &outcome.transitions {
             transition.log();
         }
     }
@@ -653,23 +636,29 @@ impl<K: WorkerId> Inner<K> {
         }
     }
 
-    /// Asked under the lock, so that it never goes back.
-    fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire)
+    /// Asked under the lock, so that the count of changes never goes back.
+    fn at(&self, now: Instant) -> At {
+        let now = self.clock.moment(now);
+        At {
+            now,
+            good_until: now.plus(self.stale_after),
+            changes: self.changes.load(Ordering::Acquire),
+        }
     }
 }
 
 impl Held {
     /// Does what is wanted; `false` if the mark is to be dropped.
-    fn apply(&mut self) -> bool {
-        match self.wanted {
-            Wanted::Gone => return false,
-            Wanted::Until(until) if until == self.is => {}
-            Wanted::Until(None) => self.mark.clear(),
-            Wanted::Until(Some(until)) => self.mark.set(until.instant()),
-        }
-        if let Wanted::Until(until) = self.wanted {
-            self.is = until;
+    fn apply(&mut self, clock: &Clock) -> bool {
+        let Some(wanted) = self.wanted else {
+            return false;
+        };
+        // Noted first: what can panic is a waker, and then the mark is changed.
+        if mem::replace(&mut self.is, wanted) != wanted {
+            match wanted {
+                Moment::NEVER => self.mark.clear(),
+                busy_until => self.mark.set(clock.instant(busy_until)),
+            }
         }
         true
     }
@@ -743,25 +732,25 @@ impl<K: WorkerId> WorkerMonitor<K> {
     pub fn remove_model(&self, model: &str) -> bool {
         let mut state = lock(&self.inner.state);
         let State {
-            entries, models, ..
+            workers, models, ..
         } = &mut *state;
         let Some(id) = models.id(model) else {
             return false;
         };
         self.inner.thresholds.remove(model);
-        if let Some(model) = models.places[id.place].take() {
+        if let Some(model) = models.remove(id) {
             model.missing_gauges.iter().for_each(|gauge| gauge.set(0.0));
         }
         let mut outcome = Outcome::default();
-        for (index, entry) in entries.iter_mut().enumerate() {
-            let worker = entry.as_mut().and_then(|entry| entry.worker.as_mut());
-            if let Some(worker) = worker {
-                if worker.seats.iter().any(|seat| seat.model == id) {
-                    let seats = mem::replace(&mut worker.seats, Vec::new().into());
-                    let stay = seats.into_vec().into_iter();
-                    worker.seats = stay.filter(|seat| seat.model != id).collect();
-                    outcome.changed.push(index);
-                }
+        for (key, entry) in workers {
+            let Some(worker) = &mut entry.worker else {
+                continue;
+            };
+            if worker.seats.iter().any(|seat| seat.model == id) {
+                let seats = mem::replace(&mut worker.seats, Vec::new().into());
+                let stay = seats.into_vec().into_iter();
+                worker.seats = stay.filter(|seat| seat.model != id).collect();
+                outcome.changed.push(key.clone());
             }
         }
         self.inner.finish(state, outcome);
@@ -856,13 +845,16 @@ impl<K: WorkerId> WorkerMonitor<K> {
 
         let mut state = lock(&self.inner.state);
         let ids = models(&state.models)?;
-        let index = state.entry(key);
+        let at = self.inner.at(now);
         let State {
-            entries, models, ..
+            workers,
+            models,
+            seen_changes,
         } = &mut *state;
-        let Some(entry) = &mut entries[index] else {
-            return Ok(());
-        };
+        let entry = workers.entry(key.clone()).or_insert(Entry {
+            worker: None,
+            marks: Marks::Here(Vec::new()),
+        });
         let new = Worker {
             capacity: config.capacity(),
             ranks: config
@@ -875,28 +867,32 @@ impl<K: WorkerId> WorkerMonitor<K> {
                     gauges,
                 })
                 .collect(),
-            worker_type: config.into_worker_type(),
+            worker_type: config.worker_type_label().into(),
             seats: ids
                 .into_iter()
                 .map(|model| Seat {
                     model,
-                    busy_until: None,
+                    busy_until: Moment::NEVER,
                     missing: [false; 3],
                 })
                 .collect(),
             signals: Signals::default(),
         };
-        match &mut entry.worker {
-            Some(worker) => worker.reconfigure(new, models),
-            none => *none = Some(new),
-        }
-        let changes = self.inner.changes();
-        let mut outcome = Outcome {
-            // Its models may be others, even if the verdicts of those that stay do not change.
-            changed: vec![index],
-            transitions: Vec::new(),
+        let worker = match &mut entry.worker {
+            Some(worker) => {
+                worker.reconfigure(new, models);
+                worker
+            }
+            none => none.insert(new),
         };
-        state.judge(index, changes, now, &mut outcome);
+        let mut outcome = Outcome::default();
+        if at.changes == *seen_changes {
+            worker.judge(&key, models, at.now, &mut outcome.transitions);
+        } else {
+            state.judge_all(at, &mut outcome);
+        }
+        // In any case: its models may be others, though no verdict is new.
+        let state = self.inner.settle(state, &key);
         self.inner.finish(state, outcome);
         Ok(())
     }
@@ -906,22 +902,14 @@ impl<K: WorkerId> WorkerMonitor<K> {
     pub fn remove(&self, worker: &K) -> bool {
         let mut state = lock(&self.inner.state);
         let State {
-            index,
-            entries,
-            models,
-            ..
+            workers, models, ..
         } = &mut *state;
-        let Some(&index) = index.get(worker) else {
+        let entry = workers.get_mut(worker);
+        let Some(mut gone) = entry.and_then(|entry| entry.worker.take()) else {
             return false;
         };
-        let worker = entries[index]
-            .as_mut()
-            .and_then(|entry| entry.worker.take());
-        let Some(mut worker) = worker else {
-            return false;
-        };
-        worker.retire(models);
-        drop(self.inner.settle(state, index));
+        gone.retire(models);
+        drop(self.inner.settle(state, worker));
         true
     }
 
@@ -948,15 +936,15 @@ impl<K: WorkerId> WorkerMonitor<K> {
         event: impl Borrow<LoadEvent<K>>,
         now: Instant,
     ) -> Result<(), DropReason> {
-        let good_until = Until::after(now, self.inner.stale_after);
+        let event = event.borrow();
         let mut outcome = Outcome::default();
         let mut state = lock(&self.inner.state);
-        let changes = self.inner.changes();
-        let event = event.borrow();
-        let index = state.find(&event.worker);
-        match state.report(index, event, good_until) {
-            Ok(index) => {
-                state.judge(index, changes, now, &mut outcome);
+        let at = self.inner.at(now);
+        match state.observe(event, at, &mut outcome) {
+            Ok(changed) => {
+                if changed {
+                    state = self.inner.settle(state, &event.worker);
+                }
                 self.inner.finish(state, outcome);
                 self.inner.accepted.increment(1);
                 Ok(())
@@ -977,22 +965,29 @@ impl<K: WorkerId> WorkerMonitor<K> {
 
     /// As [`observe_all`](Self::observe_all), for events that arrived at `now`.
     pub fn observe_all_at(&self, events: &[LoadEvent<K>], now: Instant) -> Observed {
-        let good_until = Until::after(now, self.inner.stale_after);
         let mut outcome = Outcome::default();
         let mut observed = Observed::default();
+        let mut changed = Vec::new();
         let mut state = lock(&self.inner.state);
-        let changes = self.inner.changes();
+        let at = self.inner.at(now);
         for events in events.chunks(LOOKAHEAD) {
             // All look-ups first: they do not depend on each other, so the
             // processor waits for their cache misses together.
-            let mut found = [None; LOOKAHEAD];
-            for (index, event) in found.iter_mut().zip(events) {
-                *index = state.find(&event.worker);
+            let mut known = [false; LOOKAHEAD];
+            for (known, event) in known.iter_mut().zip(events) {
+                *known = state.knows(&event.worker);
             }
-            for (index, event) in found.into_iter().zip(events) {
-                match state.report(index, event, good_until) {
-                    Ok(index) => {
-                        state.judge(index, changes, now, &mut outcome);
+            for (known, event) in known.into_iter().zip(events) {
+                let result = if known {
+                    state.observe(event, at, &mut outcome)
+                } else {
+                    Err(DropReason::UnregisteredWorker)
+                };
+                match result {
+                    Ok(mark) => {
+                        if mark {
+                            changed.push(&event.worker);
+                        }
                         observed.accepted += 1;
                     }
                     Err(reason) => {
@@ -1001,6 +996,9 @@ impl<K: WorkerId> WorkerMonitor<K> {
                     }
                 }
             }
+        }
+        for worker in changed {
+            state = self.inner.settle(state, worker);
         }
         self.inner.finish(state, outcome);
         self.inner.accepted.increment(observed.accepted);
@@ -1014,19 +1012,20 @@ impl<K: WorkerId> WorkerMonitor<K> {
 
     /// As [`snapshot`](Self::snapshot), at the given time.
     pub fn snapshot_at(&self, now: Instant) -> Vec<WorkerSnapshot<K>> {
+        let now = self.inner.clock.moment(now);
         let state = lock(&self.inner.state);
-        let entries = state.entries.iter().flatten();
-        entries
-            .filter_map(|entry| entry.snapshot(&state.models, now))
+        let workers = state.workers.iter();
+        workers
+            .filter_map(|(key, entry)| entry.snapshot(key, &state.models, now))
             .collect()
     }
 
     /// What the monitor knows about one worker now, if it is registered.
     pub fn worker(&self, worker: &K) -> Option<WorkerSnapshot<K>> {
-        let now = Instant::now();
+        let now = self.inner.clock.moment(Instant::now());
         let state = lock(&self.inner.state);
-        let entry = state.entries[*state.index.get(worker)?].as_ref()?;
-        entry.snapshot(&state.models, now)
+        let entry = state.workers.get(worker)?;
+        entry.snapshot(worker, &state.models, now)
     }
 }
 
@@ -1068,8 +1067,13 @@ impl Worker {
     }
 }
 
-impl<K: Clone> Entry<K> {
-    fn snapshot(&self, models: &Models<K>, now: Instant) -> Option<WorkerSnapshot<K>> {
+impl Entry {
+    fn snapshot<K: Clone>(
+        &self,
+        key: &K,
+        models: &Models<K>,
+        now: Moment,
+    ) -> Option<WorkerSnapshot<K>> {
         let worker = self.worker.as_ref()?;
         let judges = || {
             let models = worker.seats.iter().map(|seat| models.get(seat.model));
@@ -1085,7 +1089,7 @@ impl<K: Clone> Entry<K> {
                 let until = rank
                     .load
                     .busy_until(&model.thresholds, &worker.capacity, now);
-                until.is_some()
+                until != Moment::NEVER
             };
             RankSnapshot {
                 dp_rank: rank.dp_rank,
@@ -1098,15 +1102,15 @@ impl<K: Clone> Entry<K> {
         let models = worker.seats.iter().filter_map(|seat| {
             Some(ModelVerdict {
                 model: models.get(seat.model)?.name.clone(),
-                busy: seat.busy_until.is_some_and(|until| !until.is_over(now)),
+                busy: !seat.busy_until.is_over(now),
             })
         });
         Some(WorkerSnapshot {
-            worker: self.key.clone(),
+            worker: key.clone(),
             models: models.collect(),
             ranks: ranks.collect(),
-            kv_total_blocks: worker.capacity.kv_total_blocks,
-            max_num_batched_tokens: worker.capacity.max_num_batched_tokens,
+            kv_total_blocks: worker.capacity.kv_total_blocks.map(NonZeroU64::get),
+            max_num_batched_tokens: worker.capacity.max_num_batched_tokens.map(NonZeroU64::get),
         })
     }
 }

@@ -2,81 +2,92 @@
 //! time is an argument.
 
 use super::{LoadEvent, Thresholds};
-use std::time::Duration;
+use std::{num::NonZeroU64, time::Duration};
 use tokio::time::Instant;
 
-/// Until when something is so. `At` is the first instant at which it is not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Until {
-    At(Instant),
-    // Last, so that it orders after every instant.
-    Forever,
+/// Nanoseconds since a [`Clock`] was made: half the size of an `Instant`, for
+/// the state that every event reads.
+///
+/// As the end of something it is the first moment at which that is over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Moment(u64);
+
+impl Moment {
+    /// The end of what never was: over at any time.
+    pub(super) const NEVER: Self = Self(0);
+    /// The end of what has no end: over at no time.
+    pub(super) const FOREVER: Self = Self(u64::MAX);
+
+    /// The end of what lasts this long from here; without end if there is no
+    /// limit, or no moment that late.
+    pub(super) fn plus(self, limit: Option<Duration>) -> Self {
+        let nanos = limit.and_then(|limit| u64::try_from(limit.as_nanos()).ok());
+        nanos.map_or(Self::FOREVER, |nanos| Self(self.0.saturating_add(nanos)))
+    }
+
+    pub(super) fn is_over(self, now: Self) -> bool {
+        self <= now
+    }
 }
 
-impl Until {
-    /// For this long from now; without end if there is no limit or no
-    /// instant that far away.
-    pub(super) fn after(now: Instant, limit: Option<Duration>) -> Self {
-        match limit.and_then(|limit| now.checked_add(limit)) {
-            Some(end) => Self::At(end),
-            None => Self::Forever,
-        }
+/// Tells moments and instants from each other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    pub(super) fn starting(start: Instant) -> Self {
+        Self { start }
     }
 
-    pub(super) fn is_over(self, now: Instant) -> bool {
-        match self {
-            Self::At(end) => end <= now,
-            Self::Forever => false,
-        }
+    /// The moment of an instant; the first one for all before the start.
+    pub(super) fn moment(&self, instant: Instant) -> Moment {
+        let nanos = instant.saturating_duration_since(self.start).as_nanos();
+        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+        // The last one is for what has no end.
+        Moment(nanos.min(u64::MAX - 1))
     }
 
-    pub(super) fn instant(self) -> Option<Instant> {
-        match self {
-            Self::At(end) => Some(end),
-            Self::Forever => None,
-        }
+    /// The instant of a moment; `None` for [`Moment::FOREVER`].
+    pub(super) fn instant(&self, moment: Moment) -> Option<Instant> {
+        let finite = Some(moment).filter(|moment| *moment != Moment::FOREVER)?;
+        self.start.checked_add(Duration::from_nanos(finite.0))
     }
 }
 
 /// What each rank of a worker can hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Capacity {
-    pub(super) kv_total_blocks: Option<u64>,
-    pub(super) max_num_batched_tokens: Option<u64>,
+    pub(super) kv_total_blocks: Option<NonZeroU64>,
+    pub(super) max_num_batched_tokens: Option<NonZeroU64>,
 }
 
-impl Capacity {
-    pub(super) fn blocks(&self) -> Option<u64> {
-        self.kv_total_blocks.filter(|blocks| *blocks > 0)
-    }
-
-    pub(super) fn batch(&self) -> Option<u64> {
-        self.max_num_batched_tokens.filter(|tokens| *tokens > 0)
-    }
-}
-
-/// The last reported value of one count, if there is one, and how long it is good.
+/// The last reported value of one count and how long it is good; 0 that
+/// never was if none was reported.
 #[derive(Clone, Copy, Debug, Default)]
-struct Count(Option<(u64, Until)>);
+struct Count {
+    value: u64,
+    good_until: Moment,
+}
 
 impl Count {
-    fn report(&mut self, value: Option<u64>, good_until: Until) {
+    fn report(&mut self, value: Option<u64>, good_until: Moment) {
         if let Some(value) = value {
-            self.0 = Some((value, good_until));
+            *self = Self { value, good_until };
         }
     }
 
-    fn fresh(self, now: Instant) -> Option<(u64, Until)> {
-        self.0.filter(|(_, until)| !until.is_over(now))
+    fn fresh(self, now: Moment) -> Option<u64> {
+        (!self.good_until.is_over(now)).then_some(self.value)
     }
 
-    fn value(self, now: Instant) -> Option<u64> {
-        self.fresh(now).map(|(value, _)| value)
-    }
-
-    fn holds(self, now: Instant, check: impl FnOnce(u64) -> bool) -> Option<Until> {
-        let (value, until) = self.fresh(now)?;
-        check(value).then_some(until)
+    /// Until when the check holds by this count.
+    fn holds(self, now: Moment, check: impl FnOnce(u64) -> bool) -> Moment {
+        match self.fresh(now) {
+            Some(value) if check(value) => self.good_until,
+            _ => Moment::NEVER,
+        }
     }
 }
 
@@ -98,7 +109,7 @@ pub(super) struct RankLoad {
 
 impl RankLoad {
     /// Takes the counts that the event names; they are good until `good_until`.
-    pub(super) fn report<K>(&mut self, event: &LoadEvent<K>, good_until: Until) {
+    pub(super) fn report<K>(&mut self, event: &LoadEvent<K>, good_until: Moment) {
         self.active_decode_blocks
             .report(event.active_decode_blocks, good_until);
         self.kv_used_blocks.report(event.kv_used_blocks, good_until);
@@ -106,11 +117,11 @@ impl RankLoad {
             .report(event.active_prefill_tokens, good_until);
     }
 
-    pub(super) fn fresh(&self, now: Instant) -> FreshCounts {
+    pub(super) fn fresh(&self, now: Moment) -> FreshCounts {
         FreshCounts {
-            active_decode_blocks: self.active_decode_blocks.value(now),
-            kv_used_blocks: self.kv_used_blocks.value(now),
-            active_prefill_tokens: self.active_prefill_tokens.value(now),
+            active_decode_blocks: self.active_decode_blocks.fresh(now),
+            kv_used_blocks: self.kv_used_blocks.fresh(now),
+            active_prefill_tokens: self.active_prefill_tokens.fresh(now),
         }
     }
 
@@ -121,23 +132,23 @@ impl RankLoad {
             self.kv_used_blocks,
             self.active_prefill_tokens,
         ]
-        .map(|count| count.0.map_or(0, |(value, _)| value))
+        .map(|count| count.value)
     }
 
-    /// Until when the rank is busy by what is known now, or `None` if it is
-    /// free: as long as any count stays good that holds a check.
+    /// Until when the rank is busy by what is known now: as long as any count
+    /// stays good that holds a check.
     pub(super) fn busy_until(
         &self,
         thresholds: &Thresholds,
         capacity: &Capacity,
-        now: Instant,
-    ) -> Option<Until> {
-        let mut busy = None;
+        now: Moment,
+    ) -> Moment {
+        let mut busy = Moment::NEVER;
         if let (Some(threshold), Some(total)) =
-            (thresholds.active_decode_blocks(), capacity.blocks())
+            (thresholds.active_decode_blocks(), capacity.kv_total_blocks)
         {
             // A quotient, because 0.29 × 100 is a little below 29.
-            let above = |blocks: u64| blocks as f64 / total as f64 > threshold;
+            let above = |blocks: u64| blocks as f64 / total.get() as f64 > threshold;
             busy = busy
                 .max(self.active_decode_blocks.holds(now, above))
                 .max(self.kv_used_blocks.holds(now, above));
@@ -146,18 +157,18 @@ impl RankLoad {
             let above = |tokens| tokens > threshold;
             busy = busy.max(self.active_prefill_tokens.holds(now, above));
         }
-        if let (Some(threshold), Some(batch)) =
-            (thresholds.active_prefill_tokens_frac(), capacity.batch())
-        {
-            let above = |tokens: u64| tokens as f64 > threshold * batch as f64;
+        if let (Some(threshold), Some(batch)) = (
+            thresholds.active_prefill_tokens_frac(),
+            capacity.max_num_batched_tokens,
+        ) {
+            let above = |tokens: u64| tokens as f64 > threshold * batch.get() as f64;
             busy = busy.max(self.active_prefill_tokens.holds(now, above));
         }
         busy
     }
 }
 
-/// Until when a worker with these ranks is busy, or `None` if it is free: as
-/// long as all of them are.
+/// Until when a worker with these ranks is busy: as long as all of them are.
 ///
 /// Exact without another look until the next event, because thresholds and
 /// capacities only change with one, and time can only end evidence.
@@ -165,14 +176,11 @@ pub(super) fn worker_busy_until<'a>(
     ranks: impl IntoIterator<Item = &'a RankLoad>,
     thresholds: &Thresholds,
     capacity: &Capacity,
-    now: Instant,
-) -> Option<Until> {
-    let mut earliest: Option<Until> = None;
-    for rank in ranks {
-        let until = rank.busy_until(thresholds, capacity, now)?;
-        earliest = Some(earliest.map_or(until, |earliest| earliest.min(until)));
-    }
-    earliest
+    now: Moment,
+) -> Moment {
+    let ranks = ranks.into_iter();
+    let ends = ranks.map(|rank| rank.busy_until(thresholds, capacity, now));
+    ends.min().unwrap_or(Moment::NEVER)
 }
 
 /// Which kinds of counts have ever been above 0.
@@ -194,10 +202,10 @@ impl Signals {
     pub(super) fn missing(&self, thresholds: &Thresholds, capacity: &Capacity) -> [bool; 3] {
         [
             thresholds.active_decode_blocks().is_some()
-                && !(self.blocks && capacity.blocks().is_some()),
+                && !(self.blocks && capacity.kv_total_blocks.is_some()),
             thresholds.active_prefill_tokens().is_some() && !self.prefill,
             thresholds.active_prefill_tokens_frac().is_some()
-                && !(self.prefill && capacity.batch().is_some()),
+                && !(self.prefill && capacity.max_num_batched_tokens.is_some()),
         ]
     }
 }
@@ -208,8 +216,8 @@ mod tests {
     use crate::load::ThresholdUpdate;
 
     const CAPACITY: Capacity = Capacity {
-        kv_total_blocks: Some(100),
-        max_num_batched_tokens: Some(1000),
+        kv_total_blocks: NonZeroU64::new(100),
+        max_num_batched_tokens: NonZeroU64::new(1000),
     };
 
     fn decode_above(threshold: f64) -> Thresholds {
@@ -217,11 +225,7 @@ mod tests {
         Thresholds::default().updated(update).unwrap()
     }
 
-    fn secs(seconds: u64) -> Duration {
-        Duration::from_secs(seconds)
-    }
-
-    fn rank(event: LoadEvent<()>, good_until: Until) -> RankLoad {
+    fn rank(event: LoadEvent<()>, good_until: Moment) -> RankLoad {
         let mut rank = RankLoad::default();
         rank.report(&event, good_until);
         rank
@@ -229,47 +233,37 @@ mod tests {
 
     #[test]
     fn a_rank_is_busy_until_the_last_count_that_holds_a_check_expires() {
-        let now = Instant::now();
-        let mut load = rank(
-            LoadEvent::new((), 0).active_decode_blocks(60),
-            Until::At(now + secs(10)),
-        );
-        load.report(
-            &LoadEvent::new((), 0).kv_used_blocks(60),
-            Until::At(now + secs(20)),
-        );
-        load.report(
-            &LoadEvent::new((), 0).active_prefill_tokens(9999),
-            Until::At(now + secs(30)),
-        );
-        let until = |now| load.busy_until(&decode_above(0.5), &CAPACITY, now);
-        assert_eq!(until(now), Some(Until::At(now + secs(20))));
-        assert_eq!(until(now + secs(15)), Some(Until::At(now + secs(20))));
-        assert_eq!(until(now + secs(20)), None);
+        let event = || LoadEvent::new((), 0);
+        let mut load = rank(event().active_decode_blocks(60), Moment(10));
+        load.report(&event().kv_used_blocks(60), Moment(20));
+        load.report(&event().active_prefill_tokens(9999), Moment(30));
+        let until = |now| load.busy_until(&decode_above(0.5), &CAPACITY, Moment(now));
+        assert_eq!(until(0), Moment(20));
+        assert_eq!(until(15), Moment(20));
+        assert_eq!(until(19), Moment(20));
+        assert_eq!(until(20), Moment::NEVER);
     }
 
     #[test]
     fn a_worker_is_busy_until_its_first_rank_is_free() {
-        let now = Instant::now();
         let busy = |until| rank(LoadEvent::new((), 0).active_decode_blocks(60), until);
         let until =
-            |ranks: &[RankLoad]| worker_busy_until(ranks, &decode_above(0.5), &CAPACITY, now);
-        let (soon, late) = (Until::At(now + secs(1)), Until::At(now + secs(9)));
-        assert_eq!(until(&[busy(late), busy(soon)]), Some(soon));
-        assert_eq!(until(&[busy(Until::Forever), busy(late)]), Some(late));
-        assert_eq!(until(&[busy(Until::Forever)]), Some(Until::Forever));
-        assert_eq!(until(&[busy(late), RankLoad::default()]), None);
-        assert_eq!(until(&[]), None);
+            |ranks: &[RankLoad]| worker_busy_until(ranks, &decode_above(0.5), &CAPACITY, Moment(5));
+        let (soon, late) = (busy(Moment(6)), busy(Moment(9)));
+        assert_eq!(until(&[late, soon]), Moment(6));
+        assert_eq!(until(&[busy(Moment::FOREVER), late]), Moment(9));
+        assert_eq!(until(&[busy(Moment::FOREVER)]), Moment::FOREVER);
+        assert_eq!(until(&[late, RankLoad::default()]), Moment::NEVER);
+        assert_eq!(until(&[]), Moment::NEVER);
     }
 
     #[test]
     fn the_largest_numbers_neither_overflow_nor_divide_by_zero() {
-        let now = Instant::now();
         let load = rank(
             LoadEvent::new((), 0)
                 .active_decode_blocks(u64::MAX)
                 .active_prefill_tokens(u64::MAX),
-            Until::after(now, Some(Duration::MAX)),
+            Moment(7).plus(Some(Duration::MAX)),
         );
         let thresholds = Thresholds::default()
             .updated(
@@ -281,14 +275,31 @@ mod tests {
             .unwrap();
         let until = |blocks, batch| {
             let capacity = Capacity {
-                kv_total_blocks: blocks,
-                max_num_batched_tokens: batch,
+                kv_total_blocks: NonZeroU64::new(blocks),
+                max_num_batched_tokens: NonZeroU64::new(batch),
             };
-            load.busy_until(&thresholds, &capacity, now)
+            load.busy_until(&thresholds, &capacity, Moment(7))
         };
-        assert_eq!(until(Some(u64::MAX), Some(u64::MAX)), None);
-        assert_eq!(until(Some(0), Some(0)), None);
-        assert_eq!(until(Some(1), None), Some(Until::Forever));
+        assert_eq!(until(u64::MAX, u64::MAX), Moment::NEVER);
+        assert_eq!(until(0, 0), Moment::NEVER);
+        assert_eq!(until(1, 0), Moment::FOREVER);
+    }
+
+    #[test]
+    fn moments_and_instants_are_exact_from_the_start_to_the_end_of_time() {
+        let start = Instant::now() + Duration::from_secs(9);
+        let clock = Clock::starting(start);
+        for nanos in [0, 1, 29_999_999_999, 30_000_000_000] {
+            let instant = start + Duration::from_nanos(nanos);
+            assert_eq!(clock.moment(instant), Moment(nanos));
+            assert_eq!(clock.instant(Moment(nanos)), Some(instant));
+        }
+        assert_eq!(clock.moment(start - Duration::from_secs(1)), Moment(0));
+        assert_eq!(clock.instant(Moment::FOREVER), None);
+        assert!(!Moment::FOREVER.is_over(clock.moment(start + Duration::from_secs(1 << 36))));
+        assert!(Moment::NEVER.is_over(clock.moment(start)));
+        assert_eq!(Moment(5).plus(Some(Duration::ZERO)), Moment(5));
+        assert_eq!(Moment(5).plus(None), Moment::FOREVER);
     }
 
     #[test]
