@@ -91,7 +91,10 @@ pub fn parse<T: Parser>() -> T {
 pub fn try_parse<T: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<T, clap::Error> {
     // Otherwise `-1` is taken for an unknown option, and the error does not
     // name the option that it was meant for.
-    let mut command = T::command().mut_args(|arg| arg.allow_negative_numbers(true));
+    let mut command = T::command().mut_args(|arg| {
+        let takes_value = arg.get_action().takes_values();
+        arg.allow_negative_numbers(takes_value)
+    });
     let matches = command.try_get_matches_from_mut(args)?;
     T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
@@ -288,6 +291,8 @@ mod tests {
         limit: Option<u32>,
         #[arg(long)]
         needed: String,
+        #[arg(long)]
+        switch: bool,
     }
 
     fn error(args: &[&str]) -> String {
@@ -308,6 +313,13 @@ mod tests {
                 )
             );
         }
+    }
+
+    #[test]
+    fn an_option_without_a_value_stands_beside_those_with_one() {
+        let args = ["program", "--switch", "--limit", "1", "--needed", "x"];
+        let args = try_parse::<Args>(args.map(OsString::from)).unwrap();
+        assert!(args.switch && args.limit == Some(1) && args.needed == "x");
     }
 
     #[test]
