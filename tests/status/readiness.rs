@@ -359,3 +359,62 @@ fn an_answer_says_what_an_error_comes_to() {
         late.retry_after()
     );
 }
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(text)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What is logged while `work` runs.
+fn logged(work: impl Future) -> String {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    tracing::subscriber::with_default(subscriber, || block_on(work));
+    let text = log.0.lock().unwrap().clone();
+    String::from_utf8(text).unwrap()
+}
+
+#[test]
+fn what_a_500_does_not_tell_the_client_is_logged_and_a_refusal_is_not() {
+    let log = logged(async {
+        let service = layer().infallible().layer(failing("the disk is gone"));
+        let Ok(_) = service.oneshot(request()).await;
+    });
+    assert_eq!(log.matches("the disk is gone").count(), 1, "{log}");
+
+    let log = logged(async {
+        let service = layer().infallible().layer(failing(BUSY));
+        let Ok(_) = service.oneshot(request()).await;
+    });
+    assert_eq!(log, "");
+}
+
+#[test]
+fn a_service_that_has_failed_for_good_is_logged_once_for_all_its_clones() {
+    let log = logged(async {
+        let (dying, _) = Dying::of("the disk is gone");
+        let service = layer().layer(Buffer::new(dying, 1));
+        for _ in 0..3 {
+            // The first one finds the buffer alive, and is failed by it.
+            let response = service.clone().oneshot(request()).await.unwrap();
+            assert_eq!(response.status(), 503);
+        }
+    });
+    assert_eq!(log.lines().count(), 1, "{log}");
+    assert!(
+        log.contains("WARN") && log.contains("the disk is gone"),
+        "{log}"
+    );
+}

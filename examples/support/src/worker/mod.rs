@@ -77,7 +77,8 @@ impl Worker {
         let recorder = PrometheusBuilder::new().build_recorder();
         let stack = metrics::with_local_recorder(&recorder, || {
             describe(&Prefix::default());
-            stack(admission, Engine::new(Arc::clone(&ledger), config.timing))
+            let engine = Engine::new(Arc::clone(&ledger), config.timing);
+            stack(admission, engine, config.register.is_some())
         });
         let app = http::router(stack, config.model.clone(), recorder.handle());
         let server = Server::on(listener, app)?;

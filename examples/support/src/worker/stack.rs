@@ -6,15 +6,23 @@ use http_body::Body;
 use metrics::NoopRecorder;
 use std::convert::Infallible;
 use tower::{Service, ServiceBuilder};
-use tower_overload::{admission::EngineAdmissionLayer, status::OverloadStatusLayer};
+use tower_overload::{
+    BoxError, ServiceOverloaded, admission::EngineAdmissionLayer, status::OverloadStatusLayer,
+};
 
 /// The worker's stack, from outside to inside: refusals become 529s, at most
 /// N requests are in the engine and at most Q wait, the engine.
 ///
 /// A request that says `x-no-queue: true` does not wait.
+///
+/// A worker `behind_gateway` names no time in its refusals. A lease that a
+/// worker named ends only by time, after a second at least; one of the
+/// gateway's own ends with the next response of the worker, which is when there
+/// is room again.
 pub fn stack(
     admission: EngineAdmissionLayer,
     engine: Engine,
+    behind_gateway: bool,
 ) -> impl Service<
     Request<Generate>,
     Response = Response<impl Body<Data = Bytes, Error = Infallible> + Send + use<>>,
@@ -26,6 +34,13 @@ pub fn stack(
 + 'static {
     ServiceBuilder::new()
         .layer(status().infallible())
+        .map_err(move |error| {
+            if behind_gateway {
+                without_time(error)
+            } else {
+                error
+            }
+        })
         .layer(admission.no_queue_when(no_queue))
         .service(engine)
 }
@@ -41,6 +56,13 @@ fn status() -> OverloadStatusLayer {
             .build()
             .expect("529 is a status")
     })
+}
+
+fn without_time(error: BoxError) -> BoxError {
+    match ServiceOverloaded::find_in(&*error) {
+        Some(overloaded) => overloaded.with_retry_after(None).into(),
+        None => error,
+    }
 }
 
 fn no_queue(request: &Request<Generate>) -> bool {
