@@ -143,16 +143,19 @@ fn flips(c: &mut Criterion) {
         let (mut filter, _set, mut marks) = filtered(workers, workers);
         assert!(!request(&mut filter, 1));
         group.throughput(Throughput::Elements(2 * workers));
-        group.bench_function(BenchmarkId::new("all workers, free and busy", workers), |b| {
-            b.iter_batched(
-                || (),
-                |()| {
-                    marks.iter_mut().for_each(BusyMark::clear);
-                    marks.iter_mut().for_each(|mark| mark.set(None));
-                },
-                BatchSize::PerIteration,
-            );
-        });
+        group.bench_function(
+            BenchmarkId::new("all workers, free and busy", workers),
+            |b| {
+                b.iter_batched(
+                    || (),
+                    |()| {
+                        marks.iter_mut().for_each(BusyMark::clear);
+                        marks.iter_mut().for_each(|mark| mark.set(None));
+                    },
+                    BatchSize::PerIteration,
+                );
+            },
+        );
     }
     let (mut filter, set, _marks) = filtered(64, 32);
     let mut flipping = set.busy_mark(63);
