@@ -4,7 +4,6 @@ use super::gate::Gate;
 use crate::{completion::ObserveFrame, sync::Arc};
 use http::Response;
 use http_body::Frame;
-use tokio::time::Instant;
 use tower::load::TrackCompletion;
 
 /// A request's right to be in the engine. Dropping it gives the slot to the
@@ -18,15 +17,9 @@ pub struct Permit {
     // Dropped before the slot: nobody can count as awaiting a first token
     // without being in the engine.
     prefill: Option<Prefill>,
-    slot: Slot,
-}
-
-#[derive(Debug)]
-enum Slot {
-    /// There is no cap.
-    Uncapped,
-    Own(OwnedSlot),
-    Shared(SlotHold),
+    /// `None` without a cap, and once it is shared.
+    slot: Option<Slot>,
+    shared: Option<SlotHold>,
 }
 
 /// Counts as awaiting the first token until it is dropped.
@@ -40,41 +33,56 @@ impl Drop for Prefill {
 }
 
 #[derive(Debug)]
-struct OwnedSlot {
+struct Slot {
     gate: Arc<Gate>,
-    /// When it was taken, if that is measured.
-    since: Option<Instant>,
+    /// When it was taken, by the gate's clock; 0 if that is not measured.
+    since: u64,
 }
 
-impl Drop for OwnedSlot {
+impl Drop for Slot {
+    #[inline]
     fn drop(&mut self) {
-        if let Some(since) = self.since {
-            self.gate.hold().record(since.elapsed());
+        if self.since > 0 {
+            self.gate.record_held(self.since);
         }
         self.gate.release();
     }
 }
 
 impl Permit {
-    pub(super) fn new(gate: &Arc<Gate>, since: Option<Instant>, counted: bool) -> Self {
+    /// Of a slot that was taken already, and counted as awaiting its first
+    /// token or not; `sampled`: the time that it is held is to be measured.
+    #[inline]
+    pub(super) fn new(gate: &Arc<Gate>, sampled: bool, counted: bool) -> Self {
         Self {
             prefill: counted.then(|| Prefill(gate.clone())),
-            slot: Slot::Own(OwnedSlot {
+            slot: Some(Slot {
                 gate: gate.clone(),
-                since,
+                since: if sampled { gate.now() } else { 0 },
             }),
+            shared: None,
         }
     }
 
-    pub(super) const fn uncapped() -> Self {
+    /// Holds nothing: there is no cap, or no slot yet.
+    #[inline]
+    pub(super) const fn empty() -> Self {
         Self {
             prefill: None,
-            slot: Slot::Uncapped,
+            slot: None,
+            shared: None,
         }
+    }
+
+    /// Leaves nothing behind.
+    #[inline]
+    pub(super) fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::empty())
     }
 
     /// Says that the request has produced its first token, and so does not
     /// count against the first-token limit any more. Later calls do nothing.
+    #[inline]
     pub fn first_token(&mut self) {
         self.prefill = None;
     }
@@ -82,15 +90,11 @@ impl Permit {
     /// A handle that keeps the slot taken for as long as it or a clone of it
     /// lives, also after this permit is gone.
     pub fn hold(&mut self) -> SlotHold {
-        let hold = match std::mem::replace(&mut self.slot, Slot::Uncapped) {
-            Slot::Uncapped => SlotHold { _slot: None },
-            Slot::Own(slot) => SlotHold {
-                _slot: Some(Arc::new(slot)),
-            },
-            Slot::Shared(hold) => hold,
-        };
-        self.slot = Slot::Shared(hold.clone());
-        hold
+        let slot = &mut self.slot;
+        let shared = self.shared.get_or_insert_with(|| SlotHold {
+            _slot: slot.take().map(Arc::new),
+        });
+        shared.clone()
     }
 }
 
@@ -103,7 +107,7 @@ impl Permit {
 #[derive(Clone, Debug)]
 pub struct SlotHold {
     /// `None` without a cap.
-    _slot: Option<Arc<OwnedSlot>>,
+    _slot: Option<Arc<Slot>>,
 }
 
 /// Puts a [`SlotHold`] into the extensions of the response, and completes the

@@ -1,0 +1,4 @@
+//! The engine admission as a service sees it.
+
+mod shed;
+mod support;
