@@ -592,9 +592,16 @@ impl Waiter {
 
     /// Stops waiting, unless it has an answer already.
     pub(super) fn give_up(&mut self) -> Ended {
-        let Some(key) = self.key.take() else {
-            return Ended::Left;
-        };
+        match self.leave() {
+            Some(State::Granted { counted }) => Ended::Granted(self.permit(counted)),
+            Some(State::Closed) => Ended::Closed,
+            _ => Ended::Left,
+        }
+    }
+
+    /// Leaves the lines; says in which state.
+    fn leave(&mut self) -> Option<State> {
+        let key = self.key.take()?;
         let mut frozen = self.gate.freeze();
         let state = frozen.inner.waiters.state(key);
         let waker = frozen.inner.waiters.remove(key);
@@ -604,11 +611,7 @@ impl Waiter {
         }
         frozen.finish();
         drop(waker);
-        match state {
-            State::Granted { counted } => Ended::Granted(self.permit(counted)),
-            State::Closed => Ended::Closed,
-            State::Queued | State::Parked => Ended::Left,
-        }
+        Some(state)
     }
 
     fn permit(&self, counted: bool) -> Permit {
@@ -619,7 +622,10 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        drop(self.give_up());
+        if let Some(State::Granted { counted }) = self.leave() {
+            // Never used, so it says nothing about how long a slot is held.
+            drop(Permit::new(&self.gate, false, counted));
+        }
     }
 }
 

@@ -298,6 +298,15 @@ async fn a_refusal_says_when_to_retry_once_that_is_known() {
         overload(&mut call(&mut worker, 9)).retry_after(),
         Some(Duration::from_secs(8))
     );
+    handle.set_slots(2).unwrap();
+
+    // Two that have waited, and so are measured, take an hour.
+    let mut calls = calls;
+    for mut call in calls.split_off(2) {
+        drop(calls.remove(0));
+        assert!(call.poll().is_pending());
+        calls.push(call);
+    }
     tokio::time::advance(Duration::from_secs(3_600)).await;
     drop(calls);
     let _calls = fill(&mut worker);

@@ -321,3 +321,26 @@ pub fn counts(handle: &AdmissionHandle) -> (usize, usize) {
     } = handle.snapshot();
     (in_engine, queued)
 }
+
+/// The body of a call that has its head.
+pub fn body<F, B>(call: &mut Spawn<F>) -> Spawn<B>
+where
+    F: Future<Output = Result<Response<B>, BoxError>>,
+{
+    tokio_test::task::spawn(answer(call).expect("a response").into_body())
+}
+
+/// The next frame of a body, which must be there: its data, or its error.
+pub fn next_frame<B>(body: &mut Spawn<B>) -> Option<Result<String, String>>
+where
+    B: Body<Data = Bytes, Error = BoxError>,
+{
+    match body.enter(|cx, body| body.poll_frame(cx)) {
+        Poll::Pending => panic!("there is no frame yet"),
+        Poll::Ready(frame) => frame.map(|frame| {
+            let frame = frame.map_err(|error| error.to_string())?;
+            let data = frame.into_data().expect("a data frame");
+            Ok(String::from_utf8_lossy(&data).into_owned())
+        }),
+    }
+}
