@@ -127,67 +127,69 @@ where
     type Output = Result<C::Output, BoxError>;
 
     #[inline]
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // A refusal is to be cheap, wherever it is awaited.
-        if let StateProj::Refused { error } = self.as_mut().project().state.project() {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        // In the order in which a request goes through them. The common ways
+        // are short, so that they can be inlined where the future is awaited.
+        if let StateProj::Refused { error } = this.state.as_mut().project() {
             return Poll::Ready(Err(error.take().expect(ONCE)));
         }
-        self.poll_admitted(cx)
+        if let StateProj::Queued { .. } = this.state.as_mut().project() {
+            if let Err(error) = ready!(poll_queued(this.state.as_mut(), this.permit, cx)) {
+                return Poll::Ready(Err(error));
+            }
+        }
+        if let StateProj::Readying { start } = this.state.as_mut().project() {
+            let engine = &mut start.as_mut().expect(OWNED).engine;
+            if let Err(error) = ready!(engine.poll_ready(cx)) {
+                this.state.set(State::Done);
+                drop(this.permit.take());
+                return Poll::Ready(Err(error.into()));
+            }
+            let Start {
+                mut engine,
+                request,
+            } = start.take().expect(OWNED);
+            let future = engine.call(request);
+            this.state.set(State::Running { future });
+        }
+        let StateProj::Running { future } = this.state.as_mut().project() else {
+            panic!("{ONCE}");
+        };
+        let result = ready!(future.poll(cx));
+        // The engine's own leftovers go before the slot does.
+        this.state.set(State::Done);
+        let permit = this.permit.take();
+        Poll::Ready(match result {
+            Ok(response) => Ok(this.completion.track_completion(permit, response)),
+            Err(error) => Err(error.into()),
+        })
     }
 }
 
-impl<S, R, C> EngineAdmissionFuture<S, R, C>
-where
-    S: Service<R>,
-    S::Error: Into<BoxError>,
-    C: TrackCompletion<Permit, S::Response>,
-{
-    fn poll_admitted(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<C::Output, BoxError>> {
-        let mut this = self.project();
-        loop {
-            match this.state.as_mut().project() {
-                StateProj::Queued { wait, start } => match ready!(wait.poll(cx)) {
-                    Ok(permit) => {
-                        *this.permit = permit;
-                        let start = start.take();
-                        this.state.set(State::Readying { start });
-                    }
-                    Err(error) => {
-                        this.state.set(State::Done);
-                        return Poll::Ready(Err(error));
-                    }
-                },
-                StateProj::Readying { start } => {
-                    let engine = &mut start.as_mut().expect(OWNED).engine;
-                    if let Err(error) = ready!(engine.poll_ready(cx)) {
-                        this.state.set(State::Done);
-                        drop(this.permit.take());
-                        return Poll::Ready(Err(error.into()));
-                    }
-                    let Start {
-                        mut engine,
-                        request,
-                    } = start.take().expect(OWNED);
-                    let future = engine.call(request);
-                    this.state.set(State::Running { future });
-                }
-                StateProj::Running { future } => {
-                    let result = ready!(future.poll(cx));
-                    let permit = this.permit.take();
-                    // The engine's own leftovers go before the slot does.
-                    this.state.set(State::Done);
-                    return Poll::Ready(match result {
-                        Ok(response) => Ok(this.completion.track_completion(permit, response)),
-                        Err(error) => Err(error.into()),
-                    });
-                }
-                StateProj::Refused { .. } | StateProj::Done => panic!("{ONCE}"),
-            }
+/// Goes on to `Readying` with a permit, or is done.
+#[cold]
+fn poll_queued<S, R, F>(
+    mut state: Pin<&mut State<S, R, F>>,
+    permit: &mut Permit,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), BoxError>> {
+    let StateProj::Queued { wait, start } = state.as_mut().project() else {
+        return Poll::Ready(Ok(()));
+    };
+    let granted = ready!(wait.poll(cx));
+    let start = start.take();
+    Poll::Ready(match granted {
+        Ok(granted) => {
+            *permit = granted;
+            state.set(State::Readying { start });
+            Ok(())
         }
-    }
+        Err(error) => {
+            state.set(State::Done);
+            Err(error)
+        }
+    })
 }
 
 impl<S, R, C> fmt::Debug for EngineAdmissionFuture<S, R, C>
