@@ -13,13 +13,21 @@ use tower::load::TrackCompletion;
 /// [`TrackCompletion`] of one's own gets it together with the engine's
 /// response, and decides how long it lives.
 #[derive(Debug)]
-pub struct Permit {
-    // Dropped before the slot: nobody can count as awaiting a first token
-    // without being in the engine.
-    prefill: Option<Prefill>,
-    /// `None` without a cap, and once it is shared.
-    slot: Option<Slot>,
-    shared: Option<SlotHold>,
+pub struct Permit(Held);
+
+// A first token is awaited in the engine only: so it goes before the slot.
+#[derive(Debug)]
+enum Held {
+    /// There is no cap, or no slot yet.
+    Nothing,
+    Own {
+        prefill: Option<Prefill>,
+        slot: Slot,
+    },
+    Shared {
+        prefill: Option<Prefill>,
+        slot: SlotHold,
+    },
 }
 
 /// Counts as awaiting the first token until it is dropped.
@@ -54,24 +62,19 @@ impl Permit {
     /// token or not; `sampled`: the time that it is held is to be measured.
     #[inline]
     pub(super) fn new(gate: &Arc<Gate>, sampled: bool, counted: bool) -> Self {
-        Self {
+        Self(Held::Own {
             prefill: counted.then(|| Prefill(gate.clone())),
-            slot: Some(Slot {
+            slot: Slot {
                 gate: gate.clone(),
                 since: if sampled { gate.now() } else { 0 },
-            }),
-            shared: None,
-        }
+            },
+        })
     }
 
     /// Holds nothing: there is no cap, or no slot yet.
     #[inline]
     pub(super) const fn empty() -> Self {
-        Self {
-            prefill: None,
-            slot: None,
-            shared: None,
-        }
+        Self(Held::Nothing)
     }
 
     /// Leaves nothing behind.
@@ -80,21 +83,37 @@ impl Permit {
         std::mem::replace(self, Self::empty())
     }
 
+    fn awaits_first_token(&self) -> bool {
+        match &self.0 {
+            Held::Nothing => false,
+            Held::Own { prefill, .. } | Held::Shared { prefill, .. } => prefill.is_some(),
+        }
+    }
+
     /// Says that the request has produced its first token, and so does not
     /// count against the first-token limit any more. Later calls do nothing.
     #[inline]
     pub fn first_token(&mut self) {
-        self.prefill = None;
+        match &mut self.0 {
+            Held::Nothing => {}
+            Held::Own { prefill, .. } | Held::Shared { prefill, .. } => *prefill = None,
+        }
     }
 
     /// A handle that keeps the slot taken for as long as it or a clone of it
     /// lives, also after this permit is gone.
     pub fn hold(&mut self) -> SlotHold {
-        let slot = &mut self.slot;
-        let shared = self.shared.get_or_insert_with(|| SlotHold {
-            _slot: slot.take().map(Arc::new),
-        });
-        shared.clone()
+        let (prefill, slot) = match self.take().0 {
+            Held::Nothing => return SlotHold { _slot: None },
+            Held::Own { prefill, slot } => {
+                let slot = Some(Arc::new(slot));
+                (prefill, SlotHold { _slot: slot })
+            }
+            Held::Shared { prefill, slot } => (prefill, slot),
+        };
+        let hold = slot.clone();
+        self.0 = Held::Shared { prefill, slot };
+        hold
     }
 }
 
@@ -147,7 +166,7 @@ where
     P: FnMut(&Frame<D>) -> bool,
 {
     fn observe(&mut self, permit: &mut Permit, frame: &Frame<D>) {
-        if permit.prefill.is_some() && (self.0)(frame) {
+        if permit.awaits_first_token() && (self.0)(frame) {
             permit.first_token();
         }
     }
