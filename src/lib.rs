@@ -1,15 +1,109 @@
-//! Overload control for LLM serving, as Tower layers.
+//! Overload control for LLM serving, as [Tower](tower) layers: a request too
+//! many is refused, quickly and with an answer that clients understand, and no
+//! request is refused without need.
+//!
+//! There are two lines of defence. A gateway keeps new requests away from
+//! workers that are busy, and answers *overloaded* (529) when all of them are
+//! and *unavailable* (503) when there is none. A worker takes exactly N
+//! requests into its engine and lets exactly Q wait.
+//!
+//! ```text
+//! gateway:  OverloadStatusLayer → Buffer → BusyFilterLayer → Balance → BusyDiscover(any Discover)
+//!                 └ 529 / 503                   │ members ◀─────────────────┤
+//!                                               └ marks ◀── BusySet ────────┘ ◀── WorkerMonitor ◀ load events
+//! worker:   OverloadStatusLayer → EngineAdmissionLayer(N, Q) → engine
+//! ```
+//!
+//! Every piece works alone:
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`admission`] | a worker's cap: N slots, a FIFO queue of Q, exact at every instant |
+//! | [`busy`] | a balancer that passes over marked workers, and never hangs |
+//! | [`load`] | when a worker is busy, from what it reports |
+//! | [`status`] | errors become responses |
+//! | [`completion`] | a request is over when its response *body* is |
+//! | [`error`] | the errors, and how to find them |
+//! | [`metrics`] | every metric, in one table |
+//!
+//! # Example
+//!
+//! A worker with one slot and no queue, behind a gateway:
+//!
+//! ```
+//! use bytes::Bytes;
+//! use http::{Request, Response};
+//! use http_body_util::Full;
+//! use std::convert::Infallible;
+//! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+//! use tower_overload::{
+//!     BoxError,
+//!     admission::EngineAdmissionLayer,
+//!     busy::{BusyBalance, BusySet, roster},
+//!     status::OverloadStatusLayer,
+//! };
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), BoxError> {
+//! let engine = service_fn(|_: Request<()>| async {
+//!     Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("tokens"))))
+//! });
+//! let worker = ServiceBuilder::new()
+//!     .layer(OverloadStatusLayer::new().infallible())
+//!     .layer(EngineAdmissionLayer::new(1, 0)?)
+//!     .service(engine);
+//!
+//! // In real life an HTTP client stands between the two.
+//! let (roster, changes) = roster();
+//! roster.insert("worker-0", worker);
+//! let gateway = ServiceBuilder::new()
+//!     .layer(OverloadStatusLayer::new().infallible())
+//!     .buffer(64)
+//!     .service(BusyBalance::new(BusySet::new()).build(changes));
+//!
+//! // A response holds its slot until its body has ended.
+//! let first = gateway.clone().oneshot(Request::new(())).await?;
+//! assert_eq!(first.status(), 200);
+//! let second = gateway.clone().oneshot(Request::new(())).await?;
+//! assert_eq!(second.status(), 529);
+//! drop(first);
+//! let third = gateway.oneshot(Request::new(())).await?;
+//! assert_eq!(third.status(), 200);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The examples `gateway`, `worker` and `replay` in the repository are the
+//! whole system over HTTP.
 #![forbid(unsafe_code)]
 #![deny(missing_docs, missing_debug_implementations)]
 
+#[cfg(feature = "admin")]
+pub mod admin;
 pub mod admission;
+pub mod busy;
 pub mod completion;
 pub mod error;
+pub mod load;
 pub mod metrics;
+pub mod status;
 
 mod sync;
 
+use std::{fmt, hash::Hash};
+
+pub use admission::EngineAdmissionLayer;
+pub use busy::{BusyDiscover, BusyFilterLayer, BusySet};
 pub use error::{OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason, Unreachable};
+pub use status::OverloadStatusLayer;
 
 /// A boxed error, as Tower's middleware use it.
 pub type BoxError = tower::BoxError;
+
+/// What can be the id of a worker: a string, a number, an address.
+///
+/// Implemented for everything that fits. The text it displays as is the
+/// worker's name in logs and metrics.
+pub trait WorkerId: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static {}
+
+impl<T: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static> WorkerId for T {}

@@ -159,6 +159,24 @@ table! {
         "KV blocks in use by decoding on a rank of a worker, as last reported; 0 once the worker is gone.";
     WORKER_PREFILL_TOKENS = "frontend_worker_active_prefill_tokens", Gauge, ["worker_id", "dp_rank", "worker_type"],
         "Prompt tokens waiting for or in prefill on a rank of a worker, as last reported; 0 once the worker is gone.";
+    WORKER_MARKS = "frontend_worker_marks_total", Counter, ["model", "mark"],
+        "Marks set on workers, by kind: busy, leased, unreachable, draining.";
+    EXCLUDED_WORKERS = "frontend_excluded_workers", Gauge, ["model", "mark"],
+        "Workers behind a balancer that get no new request, by mark; one with two marks is in both.";
+    FILTER_VERDICTS = "frontend_filter_verdicts_total", Counter, ["model", "verdict"],
+        "Requests answered by the busy filter because no worker was ready, by verdict.";
+    DISCOVERY_ERRORS = "frontend_discovery_errors_total", Counter, ["model"],
+        "Discovery streams that ended with an error; their members stay.";
+    WORKER_KV_USED_BLOCKS = "frontend_worker_kv_used_blocks", Gauge, ["worker_id", "dp_rank", "worker_type"],
+        "KV blocks in use on a rank of a worker by its own count, as last reported; 0 once the worker is gone.";
+    LOAD_EVENTS = "frontend_load_events_total", Counter, [],
+        "Load events that were taken into account.";
+    LOAD_EVENTS_DROPPED = "frontend_load_events_dropped_total", Counter, ["reason"],
+        "Load events that were dropped, by reason.";
+    LOAD_SOURCES = "frontend_load_sources_connected", Gauge, [],
+        "Sources of load events that are connected.";
+    WORKERS_WITHOUT_SIGNAL = "frontend_workers_without_signal", Gauge, ["model", "threshold"],
+        "Workers whose reports could never have reached a threshold that is set: nothing but zeros, or no known capacity.";
     WORKER_REJECTIONS = "rejection_request_total", Counter, [],
         "Requests refused by the engine admission.";
     WORKER_REJECTIONS_BY_REASON = "rejection_request_by_reason_total", Counter, ["reason"],

@@ -1,1 +1,17 @@
-//! What the examples of `tower-overload` share.
+//! What the examples of `tower-overload` share: a mock engine behind the real
+//! layers, and what replays a trace against a fleet of them.
+//!
+//! Everything here also runs inside a process, on a port of its own, so the
+//! examples, the integration tests and the benchmarks use the same parts.
+#![forbid(unsafe_code)]
+#![deny(missing_docs, missing_debug_implementations)]
+
+pub mod cli;
+pub mod client;
+pub mod engine;
+pub mod gateway;
+pub mod openai;
+pub mod register;
+pub mod replay;
+pub mod serve;
+pub mod worker;

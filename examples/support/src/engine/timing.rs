@@ -1,0 +1,66 @@
+use std::time::Duration;
+
+/// How fast each request is served; 0 is infinitely fast.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timing {
+    /// Prompt tokens a second, before the first token of the answer.
+    pub prefill_tokens_per_second: f64,
+    /// Tokens a second of each answer, after its first one.
+    pub decode_tokens_per_second: f64,
+}
+
+impl Timing {
+    /// Everything at once.
+    pub const INSTANT: Self = Self {
+        prefill_tokens_per_second: 0.0,
+        decode_tokens_per_second: 0.0,
+    };
+
+    /// How long after a request with `prompt_tokens` has entered the engine
+    /// its `n`th token (from 0) is there. The prefill yields the first one.
+    pub fn token_after(&self, prompt_tokens: u64, n: u64) -> Duration {
+        time(prompt_tokens, self.prefill_tokens_per_second)
+            .saturating_add(time(n, self.decode_tokens_per_second))
+            .min(LONGEST)
+    }
+}
+
+/// Longer than anybody waits, and short enough to be added to a clock.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+fn time(tokens: u64, per_second: f64) -> Duration {
+    if per_second > 0.0 {
+        Duration::try_from_secs_f64(tokens as f64 / per_second).unwrap_or(LONGEST)
+    } else {
+        Duration::ZERO
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prefill_comes_first_and_tokens_follow_at_the_decode_rate() {
+        let timing = Timing {
+            prefill_tokens_per_second: 8000.0,
+            decode_tokens_per_second: 50.0,
+        };
+        assert_eq!(timing.token_after(4000, 0), Duration::from_millis(500));
+        assert_eq!(timing.token_after(4000, 3), Duration::from_millis(560));
+        assert_eq!(timing.token_after(0, 0), Duration::ZERO);
+    }
+
+    #[test]
+    fn zero_is_infinitely_fast_and_a_tiny_rate_does_not_overflow() {
+        assert_eq!(
+            Timing::INSTANT.token_after(u64::MAX, u64::MAX),
+            Duration::ZERO
+        );
+        let glacial = Timing {
+            prefill_tokens_per_second: f64::MIN_POSITIVE,
+            decode_tokens_per_second: f64::MIN_POSITIVE,
+        };
+        assert_eq!(glacial.token_after(1, 1), LONGEST);
+    }
+}

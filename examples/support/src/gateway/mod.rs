@@ -1,0 +1,236 @@
+//! A gateway: new requests go to workers that are not busy, over HTTP.
+//!
+//! ```text
+//! clients ─▶ public: read, find the model ─▶ stack of the model ─▶ workers
+//! workers ─▶ admin:  registrations, load ──▶ registry ─▶ rosters, monitor, marks
+//! ```
+//!
+//! The stack of a model is `stack` in `stack.rs`, a few lines. The admin API
+//! is on an address of its own.
+
+mod admin;
+mod options;
+mod public;
+mod registry;
+mod stack;
+
+pub use options::GatewayArgs;
+pub use stack::Id;
+
+use crate::{
+    serve::{Server, listen},
+    worker::{Worker, WorkerConfig},
+};
+use http::Uri;
+use registry::{Registration, Registry, RegistryOptions};
+use stack::StackOptions;
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{
+    task::JoinSet,
+    time::{interval, sleep, timeout},
+};
+use tower_overload::load::ThresholdUpdate;
+
+/// How a [`Gateway`] is set up; the default is that of the example's options,
+/// without embedded workers and on free ports.
+#[derive(Clone, Debug)]
+pub struct GatewayConfig {
+    /// Where clients connect; port 0 is any free one.
+    pub listen: SocketAddr,
+    /// Where operators and workers connect; port 0 is any free one.
+    pub admin_listen: SocketAddr,
+    /// The model of requests and registrations that name none.
+    pub model: String,
+    /// Workers that are there from the start and never expire.
+    pub workers: Vec<(String, Uri)>,
+    /// How many mock workers run in this process.
+    pub embedded_workers: usize,
+    /// How they are set up; their ids, addresses and gateway are filled in.
+    pub embedded: WorkerConfig,
+    /// The thresholds of `model`.
+    pub thresholds: ThresholdUpdate,
+    /// The status of overload.
+    pub overload_status: u16,
+    /// How long a worker that refused a request gets no other.
+    pub lease: Duration,
+    /// How long a reported load is good; `None` for ever.
+    pub stale_after: Option<Duration>,
+    /// A registered worker that is silent for this long is removed.
+    pub registration_ttl: Duration,
+    /// How long a request waits at most for a worker to become ready.
+    pub max_wait: Duration,
+    /// How often a request that a worker refused is offered to another.
+    pub retry_refused: usize,
+    /// The longest body of a request.
+    pub max_body_bytes: usize,
+}
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        let any_port = (Ipv4Addr::LOCALHOST, 0).into();
+        Self {
+            listen: any_port,
+            admin_listen: any_port,
+            model: "tiny".into(),
+            workers: Vec::new(),
+            embedded_workers: 0,
+            embedded: WorkerConfig::default(),
+            thresholds: ThresholdUpdate::new(),
+            overload_status: 529,
+            lease: Duration::from_secs(1),
+            stale_after: Some(Duration::from_secs(30)),
+            registration_ttl: Duration::from_secs(10),
+            max_wait: Duration::from_secs(3),
+            retry_refused: 1,
+            max_body_bytes: 10 * 1024 * 1024,
+        }
+    }
+}
+
+/// A gateway that runs in the background.
+///
+/// Dropping it is its sudden death; [`drain`](Gateway::drain) is the end in
+/// good order.
+#[derive(Debug)]
+pub struct Gateway {
+    public: Server,
+    admin: Server,
+    embedded: Vec<Worker>,
+    /// Removes silent workers and keeps the metrics from growing.
+    _upkeep: JoinSet<()>,
+}
+
+/// An embedded worker that has not registered after this long never will.
+const EMBEDDED_WITHIN: Duration = Duration::from_secs(10);
+
+impl Gateway {
+    /// Listens and serves; the embedded workers have registered by then.
+    ///
+    /// # Errors
+    ///
+    /// If an address cannot be listened on, or something of the configuration
+    /// cannot be used.
+    pub async fn start(config: GatewayConfig) -> io::Result<Self> {
+        let (public, admin) = (
+            listen(config.listen).await?,
+            listen(config.admin_listen).await?,
+        );
+        let registry = Registry::new(RegistryOptions {
+            default_model: config.model.clone(),
+            overload_status: config.overload_status,
+            lease: config.lease,
+            stale_after: config.stale_after,
+            registration_ttl: config.registration_ttl,
+            stack: StackOptions {
+                max_wait: config.max_wait,
+                retry_refused: config.retry_refused,
+            },
+        })
+        .map_err(io::Error::other)?;
+        registry
+            .update_thresholds(config.thresholds)
+            .map_err(io::Error::other)?;
+        for (id, url) in &config.workers {
+            registry
+                .register(id, Registration::at(url), true)
+                .map_err(|refused| io::Error::other(format!("worker {id}: {refused}")))?;
+        }
+        let registry = Arc::new(registry);
+        let mut upkeep = JoinSet::new();
+        upkeep.spawn(registry.clone().expire_registrations());
+        upkeep.spawn(keep_up(registry.clone()));
+
+        let admin = Server::on(admin, admin::router(registry.clone()))?;
+        let admin_url = url_of(admin.address());
+        let mut embedded = Vec::new();
+        for n in 0..config.embedded_workers {
+            let worker = WorkerConfig {
+                listen: (Ipv4Addr::LOCALHOST, 0).into(),
+                id: Some(format!("worker-{n}")),
+                model: config.model.clone(),
+                register: Some(admin_url.clone()),
+                advertise: None,
+                ..config.embedded.clone()
+            };
+            embedded.push(Worker::start(worker).await?);
+        }
+        timeout(EMBEDDED_WITHIN, registered(&registry, &embedded))
+            .await
+            .map_err(|_| io::Error::other("the embedded workers do not register"))?;
+        let app = public::router(registry, config.max_body_bytes);
+        Ok(Self {
+            public: Server::on(public, app)?,
+            admin,
+            embedded,
+            _upkeep: upkeep,
+        })
+    }
+
+    /// The address for clients, with the real port.
+    pub fn address(&self) -> SocketAddr {
+        self.public.address()
+    }
+
+    /// Where clients reach it.
+    pub fn url(&self) -> Uri {
+        url_of(self.address())
+    }
+
+    /// Where operators and workers reach it.
+    pub fn admin_url(&self) -> Uri {
+        url_of(self.admin_address())
+    }
+
+    /// The address for operators and workers, with the real port.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin.address()
+    }
+
+    /// The workers in this process.
+    pub fn embedded(&self) -> &[Worker] {
+        &self.embedded
+    }
+
+    /// Takes no new request, and completes when the last one has ended.
+    ///
+    /// Cancelling it cuts what is left.
+    pub async fn drain(self) {
+        self.public.drain().await;
+        for worker in self.embedded {
+            worker.drain().await;
+        }
+        self.admin.drain().await;
+    }
+}
+
+fn url_of(address: SocketAddr) -> Uri {
+    Uri::builder()
+        .scheme("http")
+        .authority(address.to_string())
+        .path_and_query("/")
+        .build()
+        .expect("an address and a port are an authority")
+}
+
+/// Completes when all of `workers` are in the registry.
+async fn registered(registry: &Registry, workers: &[Worker]) {
+    while !workers.iter().all(|worker| registry.knows(worker.id())) {
+        sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// The recorder keeps every sample of a histogram until somebody asks for
+/// them, and perhaps nobody does.
+async fn keep_up(registry: Arc<Registry>) {
+    let metrics = registry.metrics();
+    let mut interval = interval(Duration::from_secs(5));
+    loop {
+        interval.tick().await;
+        metrics.run_upkeep();
+    }
+}

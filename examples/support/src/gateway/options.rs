@@ -1,0 +1,226 @@
+use super::GatewayConfig;
+use crate::{
+    cli::{Lookup, UsageError, address, base_url, flag_or_env, name, rate, whole},
+    engine::Timing,
+    worker::WorkerConfig,
+};
+use clap::Parser;
+use http::Uri;
+use std::{net::SocketAddr, num::NonZeroU64, time::Duration};
+use tower_overload::{
+    admission::{Limits, MAX_LIMIT, MIN_QUEUE_LIMIT_IN_ENV},
+    load::ThresholdUpdate,
+    status::{DEFAULT_OVERLOAD_STATUS, OVERLOAD_STATUS_VARIABLE, parse_overload_status},
+};
+
+/// The options of the gateway.
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "gateway",
+    about = "A gateway that keeps requests away from busy workers"
+)]
+pub struct GatewayArgs {
+    /// Where clients connect; port 0 is any free one
+    #[arg(long, default_value = "127.0.0.1:8000", value_name = "ADDR", value_parser = address)]
+    listen: SocketAddr,
+
+    /// Where operators and workers connect; port 0 is any free one
+    #[arg(long, default_value = "127.0.0.1:9000", value_name = "ADDR", value_parser = address)]
+    admin_listen: SocketAddr,
+
+    /// The model whose thresholds the flags set; known from the start
+    #[arg(long, default_value = "tiny", value_parser = name)]
+    model: String,
+
+    /// A worker that is there from the start and never expires (repeatable)
+    #[arg(long = "worker", value_name = "ID=URL", value_parser = worker)]
+    workers: Vec<(String, Uri)>,
+
+    /// Mock workers in this process [default: 2, or 0 with --worker]
+    #[arg(long, value_name = "K", value_parser = whole(0..=256_usize))]
+    embedded_workers: Option<usize>,
+
+    /// Start without workers and wait for registrations
+    #[arg(long, conflicts_with = "embedded_workers")]
+    no_embedded_workers: bool,
+
+    /// At most N requests in the engine of an embedded worker
+    #[arg(long, default_value = "4", value_name = "N", value_parser = whole(1..=MAX_LIMIT))]
+    embedded_engine_request_limit: usize,
+
+    /// At most Q requests waiting in an embedded worker
+    #[arg(long, default_value = "4", value_name = "Q", value_parser = whole(MIN_QUEUE_LIMIT_IN_ENV..=MAX_LIMIT))]
+    embedded_request_queue_limit: usize,
+
+    /// Prompt tokens a second of each request; 0 is infinitely fast
+    #[arg(long, default_value = "8000", value_name = "RATE", value_parser = rate)]
+    embedded_prefill_tokens_per_second: f64,
+
+    /// Generated tokens a second of each request; 0 is infinitely fast
+    #[arg(long, default_value = "50", value_name = "RATE", value_parser = rate)]
+    embedded_decode_tokens_per_second: f64,
+
+    /// KV blocks of each rank of an embedded worker
+    #[arg(long, default_value = "4096", value_name = "BLOCKS", value_parser = whole(1..=MOST))]
+    embedded_kv_total_blocks: u64,
+
+    /// Tokens of a KV block of an embedded worker
+    #[arg(long, default_value = "16", value_name = "TOKENS", value_parser = whole(NonZeroU64::MIN..=NonZeroU64::new(MOST).unwrap()))]
+    embedded_kv_block_size: NonZeroU64,
+
+    /// Prompt tokens that a rank of an embedded worker takes in one step
+    #[arg(long, default_value = "8192", value_name = "TOKENS", value_parser = whole(1..=MOST))]
+    embedded_max_num_batched_tokens: u64,
+
+    /// Data-parallel ranks of an embedded worker
+    #[arg(long, default_value = "1", value_name = "RANKS", value_parser = whole(1..=1024_u32))]
+    embedded_dp_ranks: u32,
+
+    /// A rank is busy above this share of its KV blocks, from 0 to 1
+    /// [env: DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD] [default: none]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    active_decode_blocks_threshold: Option<f64>,
+
+    /// A rank is busy above this many prompt tokens in prefill
+    /// [env: DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD] [default: none]
+    #[arg(long, value_name = "TOKENS", value_parser = whole(0..=u64::MAX))]
+    active_prefill_tokens_threshold: Option<u64>,
+
+    /// A rank is busy above this many times its batch in prefill
+    /// [env: DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC] [default: none]
+    #[arg(long, value_name = "TIMES", value_parser = fraction)]
+    active_prefill_tokens_threshold_frac: Option<f64>,
+
+    /// How long a worker that refused a request gets no other, in ms
+    #[arg(long, default_value = "1000", value_name = "MS", value_parser = whole(0..=DAY_MS))]
+    lease_ms: u64,
+
+    /// How long a reported load is good, in ms; 0 is for ever
+    #[arg(long, default_value = "30000", value_name = "MS", value_parser = whole(0..=DAY_MS))]
+    stale_after_ms: u64,
+
+    /// A registered worker that sends nothing for this long is removed, in ms
+    #[arg(long, default_value = "10000", value_name = "MS", value_parser = whole(1..=DAY_MS))]
+    registration_ttl_ms: u64,
+
+    /// How long a request waits at most for a worker to become ready, in ms
+    #[arg(long, default_value = "3000", value_name = "MS", value_parser = whole(0..=DAY_MS))]
+    max_wait_ms: u64,
+
+    /// How often a request that a worker refused is offered to another
+    #[arg(long, default_value = "1", value_name = "N", value_parser = whole(0..=64_usize))]
+    retry_refused: usize,
+
+    /// The longest body of a request; longer ones are answered with 413
+    #[arg(long, default_value = "10485760", value_name = "BYTES", value_parser = whole(1..=1_usize << 30))]
+    max_body_bytes: usize,
+}
+
+const MOST: u64 = (1 << 53) - 1;
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+
+fn worker(value: &str) -> Result<(String, Uri), String> {
+    let expected = "expected ID=URL, such as a=http://127.0.0.1:8100";
+    match value.split_once('=') {
+        Some((id, url)) if !id.is_empty() => Ok((id.to_owned(), base_url(url)?)),
+        _ => Err(expected.into()),
+    }
+}
+
+fn share(value: &str) -> Result<f64, String> {
+    match value.parse() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("expected a number from 0 to 1".into()),
+    }
+}
+
+fn fraction(value: &str) -> Result<f64, String> {
+    match value.parse() {
+        Ok(fraction) if f64::is_finite(fraction) && fraction >= 0.0 => Ok(fraction),
+        _ => Err("expected a number of at least 0".into()),
+    }
+}
+
+impl GatewayArgs {
+    /// The configuration that the options and the environment ask for; a flag
+    /// beats a variable.
+    ///
+    /// # Errors
+    ///
+    /// If a variable that is read has a value that is not allowed.
+    pub fn config(self, environment: Lookup<'_>) -> Result<GatewayConfig, UsageError> {
+        let decode = flag_or_env(
+            self.active_decode_blocks_threshold,
+            "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+            environment,
+            share,
+        )?;
+        let prefill = flag_or_env(
+            self.active_prefill_tokens_threshold,
+            "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+            environment,
+            whole(0..=u64::MAX),
+        )?;
+        let prefill_frac = flag_or_env(
+            self.active_prefill_tokens_threshold_frac,
+            "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
+            environment,
+            fraction,
+        )?;
+        let mut thresholds = ThresholdUpdate::new();
+        if let Some(decode) = decode {
+            thresholds = thresholds.active_decode_blocks(decode);
+        }
+        if let Some(prefill) = prefill {
+            thresholds = thresholds.active_prefill_tokens(prefill);
+        }
+        if let Some(frac) = prefill_frac {
+            thresholds = thresholds.active_prefill_tokens_frac(frac);
+        }
+        // A variable that means nothing means 529, so it has no error.
+        let overload_status = match environment(OVERLOAD_STATUS_VARIABLE) {
+            Some(value) => parse_overload_status(&value.to_string_lossy()).as_u16(),
+            None => DEFAULT_OVERLOAD_STATUS,
+        };
+        let default = if self.workers.is_empty() { 2 } else { 0 };
+        let embedded_workers = match self.embedded_workers {
+            _ if self.no_embedded_workers => 0,
+            workers => workers.unwrap_or(default),
+        };
+        let (slots, queue) = (
+            self.embedded_engine_request_limit,
+            self.embedded_request_queue_limit,
+        );
+        let limits = Limits::new(slots, queue)
+            .map_err(|error| UsageError::new("--embedded-engine-request-limit", slots, error))?;
+        Ok(GatewayConfig {
+            listen: self.listen,
+            admin_listen: self.admin_listen,
+            model: self.model.clone(),
+            workers: self.workers,
+            embedded_workers,
+            embedded: WorkerConfig {
+                model: self.model,
+                limits: Some(limits),
+                timing: Timing {
+                    prefill_tokens_per_second: self.embedded_prefill_tokens_per_second,
+                    decode_tokens_per_second: self.embedded_decode_tokens_per_second,
+                },
+                kv_total_blocks: self.embedded_kv_total_blocks,
+                kv_block_size: self.embedded_kv_block_size,
+                max_num_batched_tokens: self.embedded_max_num_batched_tokens,
+                dp_ranks: self.embedded_dp_ranks,
+                ..WorkerConfig::default()
+            },
+            thresholds,
+            overload_status,
+            lease: Duration::from_millis(self.lease_ms),
+            stale_after: (self.stale_after_ms > 0)
+                .then(|| Duration::from_millis(self.stale_after_ms)),
+            registration_ttl: Duration::from_millis(self.registration_ttl_ms),
+            max_wait: Duration::from_millis(self.max_wait_ms),
+            retry_refused: self.retry_refused,
+            max_body_bytes: self.max_body_bytes,
+        })
+    }
+}

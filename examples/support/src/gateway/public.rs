@@ -1,0 +1,167 @@
+//! What clients see: everything under `/v1/` goes to a worker.
+
+use super::registry::Registry;
+use crate::openai::ApiError;
+use axum::{
+    Json, Router,
+    body::Body,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+    routing::{any, get},
+};
+use bytes::Bytes;
+use http::{
+    Extensions, HeaderMap, HeaderName, StatusCode, Version,
+    header::{
+        CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+        TRAILER, TRANSFER_ENCODING, UPGRADE,
+    },
+};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use serde::Deserialize;
+use std::{borrow::Cow, sync::Arc};
+use tower::ServiceExt;
+
+#[derive(Clone, Debug)]
+struct Public {
+    registry: Arc<Registry>,
+    max_body_bytes: usize,
+}
+
+/// Health is outside of the stack: it answers while everything is refused.
+pub(super) fn router(registry: Arc<Registry>, max_body_bytes: usize) -> Router {
+    Router::new()
+        .route("/v1/{*path}", any(proxy))
+        .route(
+            "/health",
+            get(|| async { Json(serde_json::json!({"status": "ok"})) }),
+        )
+        .fallback(|request: Request| async move {
+            let message = format!("There is no {}", request.uri().path());
+            ApiError::new(StatusCode::NOT_FOUND, message)
+        })
+        .with_state(Public {
+            registry,
+            max_body_bytes,
+        })
+}
+
+async fn proxy(State(public): State<Public>, request: Request) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let is_anthropic = parts.uri.path().starts_with("/v1/messages")
+        || parts.headers.contains_key("anthropic-version");
+    let refuse = |error: ApiError| {
+        if is_anthropic {
+            error.into_anthropic_response()
+        } else {
+            error.into_response()
+        }
+    };
+    let body = match read(body, public.max_body_bytes).await {
+        Ok(body) => body,
+        Err(error) => return refuse(error),
+    };
+    let registry = &public.registry;
+    let model = match model_of(&parts.headers, &body) {
+        Ok(Some(name)) => registry.model(&name).ok_or(name),
+        Ok(None) => {
+            let name = registry.default_model();
+            registry.model(name).ok_or_else(|| name.into())
+        }
+        Err(error) => return refuse(error),
+    };
+    let model = match model {
+        Ok(model) => model,
+        Err(name) => return refuse(ApiError::unknown_model(&name)),
+    };
+
+    remove_hop_by_hop(&mut parts.headers);
+    for name in [HOST, CONTENT_LENGTH, EXPECT] {
+        parts.headers.remove(name);
+    }
+    parts.version = Version::HTTP_11;
+    parts.extensions = Extensions::new();
+    parts.extensions.insert(model.label.clone());
+    let request = http::Request::from_parts(parts, Full::new(body));
+    let mut response = match model.stack.clone().oneshot(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    };
+    remove_hop_by_hop(response.headers_mut());
+    response
+}
+
+async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    match Limited::new(body, limit).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("The body is longer than {limit} bytes"),
+        )),
+        Err(error) => Err(ApiError::new(
+            StatusCode::BAD_REQUEST,
+            format!("The body cannot be read: {error}"),
+        )),
+    }
+}
+
+/// The one member of a request that the gateway reads.
+#[derive(Deserialize)]
+struct OfModel<'a> {
+    #[serde(borrow)]
+    model: Option<Cow<'a, str>>,
+}
+
+/// The model that a request names, if its body is JSON.
+///
+/// What is not said to be something else is taken for JSON, as workers do; and
+/// curl says that everything is a form.
+fn model_of<'a>(headers: &HeaderMap, body: &'a [u8]) -> Result<Option<Cow<'a, str>>, ApiError> {
+    let is_json = headers.get(http::header::CONTENT_TYPE).is_none_or(|value| {
+        let value = value.as_bytes().to_ascii_lowercase();
+        let kinds: [&[u8]; 3] = [b"application/json", b"application/x-www-form-", b"text/"];
+        kinds.iter().any(|kind| value.starts_with(kind))
+    });
+    if body.is_empty() || !is_json {
+        return Ok(None);
+    }
+    match serde_json::from_slice::<OfModel<'_>>(body) {
+        Ok(of) => Ok(of.model),
+        Err(error) => Err(ApiError::new(
+            StatusCode::BAD_REQUEST,
+            format!("The body must be a JSON object whose `model` is a string: {error}"),
+        )),
+    }
+}
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+
+/// What concerns one connection is not for the next.
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(CONNECTION) {
+        let named: Vec<HeaderName> = headers
+            .get_all(CONNECTION)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .filter_map(|name| name.trim().parse().ok())
+            .collect();
+        for name in named {
+            headers.remove(name);
+        }
+        headers.remove(CONNECTION);
+    }
+    for name in [
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        TE,
+        TRAILER,
+        TRANSFER_ENCODING,
+        UPGRADE,
+    ] {
+        headers.remove(name);
+    }
+}

@@ -1,0 +1,421 @@
+use super::stack::{Id, Stack, StackOptions, WorkerClient, stack};
+use crate::client::{self, HttpClient};
+use bytes::Bytes;
+use http::Uri;
+use http_body_util::Full;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    time::Duration,
+};
+use tokio::time::{Instant, sleep_until};
+use tower_overload::{
+    busy::{BusySet, DrainMark, Mark, Roster, WorkerMarks},
+    load::{LoadEvent, ModelThresholds, Observed, ThresholdUpdate, WorkerConfig, WorkerMonitor},
+    metrics::{Prefix, describe},
+    status::{AnswerAll, KnownModels, Model, OverloadStatusLayer},
+};
+
+/// What the registry is made with.
+#[derive(Clone, Debug)]
+pub(super) struct RegistryOptions {
+    pub(super) default_model: String,
+    pub(super) overload_status: u16,
+    pub(super) lease: Duration,
+    pub(super) stale_after: Option<Duration>,
+    pub(super) registration_ttl: Duration,
+    pub(super) stack: StackOptions,
+}
+
+/// The workers and the models that they serve: what the admin API writes, the
+/// public one reads, and the balancers follow.
+pub(super) struct Registry {
+    options: RegistryOptions,
+    monitor: WorkerMonitor<Id>,
+    status: OverloadStatusLayer<AnswerAll>,
+    client: HttpClient<Full<Bytes>>,
+    recorder: PrometheusRecorder,
+    /// Taken by the admin API only.
+    workers: Mutex<BTreeMap<Id, Registered>>,
+    /// Read by every request; models are added and never removed.
+    models: RwLock<HashMap<Arc<str>, Arc<ServedModel>>>,
+}
+
+/// One model: the workers that serve it are behind its stack.
+pub(super) struct ServedModel {
+    name: Arc<str>,
+    pub(super) label: Model,
+    pub(super) stack: Stack,
+    set: BusySet<Id>,
+    roster: Roster<Id, WorkerClient>,
+}
+
+struct Registered {
+    url: Uri,
+    models: Vec<Arc<ServedModel>>,
+    /// Keep requests away while they live.
+    _drains: Vec<DrainMark>,
+    /// `None`: from the command line, never removed for its silence.
+    last_heard: Option<Instant>,
+}
+
+/// What a worker says of itself, or an operator of it.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Registration {
+    url: String,
+    #[serde(default = "one_rank")]
+    dp_ranks: Vec<u32>,
+    kv_total_blocks: Option<u64>,
+    max_num_batched_tokens: Option<u64>,
+    #[serde(default)]
+    draining: bool,
+    models: Option<Vec<String>>,
+}
+
+fn one_rank() -> Vec<u32> {
+    vec![0]
+}
+
+impl Registration {
+    /// A worker from the command line, of which only the address is known.
+    pub(super) fn at(url: &Uri) -> Self {
+        Self {
+            url: url.to_string(),
+            dp_ranks: one_rank(),
+            kv_total_blocks: None,
+            max_num_batched_tokens: None,
+            draining: false,
+            models: None,
+        }
+    }
+}
+
+/// A registration that cannot be used; nothing was changed.
+#[derive(Clone, Debug)]
+pub(super) struct Refused(String);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A worker as the admin API shows it.
+#[derive(Debug, Serialize)]
+pub(super) struct WorkerView {
+    id: Id,
+    url: String,
+    eligible: bool,
+    busy: bool,
+    leased: bool,
+    unreachable: bool,
+    draining: bool,
+    ranks: Vec<RankView>,
+    kv_total_blocks: Option<u64>,
+    max_num_batched_tokens: Option<u64>,
+    models: Vec<Arc<str>>,
+}
+
+#[derive(Debug, Serialize)]
+struct RankView {
+    dp_rank: u32,
+    active_decode_blocks: Option<u64>,
+    kv_used_blocks: Option<u64>,
+    active_prefill_tokens: Option<u64>,
+    busy: bool,
+}
+
+/// The most characters of an id or a model's name.
+const MAX_NAME: usize = 256;
+/// The most models of one worker.
+const MAX_MODELS: usize = 64;
+
+impl Registry {
+    /// A registry without workers, and with the default model.
+    pub(super) fn new(options: RegistryOptions) -> Result<Self, String> {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let (monitor, status) = metrics::with_local_recorder(&recorder, || {
+            describe(&Prefix::default());
+            let status = OverloadStatusLayer::builder()
+                .overload_status(options.overload_status)
+                .unreachable_status(502)
+                .strip_reason_from_upstream(true);
+            let monitor = WorkerMonitor::builder()
+                .stale_after(options.stale_after)
+                .build();
+            status
+                .build()
+                .map(|status| (monitor, status.infallible()))
+                .map_err(|error| error.to_string())
+        })?;
+        let default_model = options.default_model.clone();
+        let registry = Self {
+            options,
+            monitor,
+            status,
+            client: client::new(Duration::from_secs(1)),
+            recorder,
+            workers: Mutex::new(BTreeMap::new()),
+            models: RwLock::new(HashMap::new()),
+        };
+        registry.ensure_model(&default_model)?;
+        Ok(registry)
+    }
+
+    /// The model that a request without one is for.
+    pub(super) fn default_model(&self) -> &str {
+        &self.options.default_model
+    }
+
+    /// The model of this name, if any worker has ever served it.
+    pub(super) fn model(&self, name: &str) -> Option<Arc<ServedModel>> {
+        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        models.get(name).cloned()
+    }
+
+    /// The thresholds of every model.
+    pub(super) fn thresholds(&self) -> ModelThresholds {
+        self.monitor.thresholds()
+    }
+
+    /// Sets thresholds of the default model.
+    pub(super) fn update_thresholds(&self, update: ThresholdUpdate) -> Result<(), String> {
+        let thresholds = self.thresholds().get(self.default_model());
+        let thresholds = thresholds.ok_or("the default model is gone")?;
+        thresholds
+            .update(update)
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    }
+
+    /// Renders the metrics, and keeps them from growing.
+    pub(super) fn metrics(&self) -> PrometheusHandle {
+        self.recorder.handle()
+    }
+
+    fn ensure_model(&self, name: &str) -> Result<Arc<ServedModel>, String> {
+        if let Some(model) = self.model(name) {
+            return Ok(model);
+        }
+        let model = metrics::with_local_recorder(&self.recorder, || {
+            let known: &KnownModels = self.status.models();
+            known.add(name).map_err(|error| error.to_string())?;
+            let lease = self.options.lease;
+            let set = BusySet::<Id>::builder().model(name).lease(lease).build();
+            let set = set.map_err(|error| error.to_string())?;
+            self.monitor
+                .add_model(name, set.clone())
+                .map_err(|error| error.to_string())?;
+            let (stack, roster) = stack(set.clone(), name, &self.options.stack, &self.status);
+            Ok::<_, String>(Arc::new(ServedModel {
+                name: name.into(),
+                label: Model::new(name),
+                stack,
+                set,
+                roster,
+            }))
+        })?;
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        models.insert(name.into(), model.clone());
+        Ok(model)
+    }
+
+    fn workers(&self) -> MutexGuard<'_, BTreeMap<Id, Registered>> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a worker or changes its configuration; with another URL it is
+    /// another worker. `permanent` ones need not be heard of.
+    pub(super) fn register(
+        &self,
+        id: &str,
+        registration: Registration,
+        permanent: bool,
+    ) -> Result<WorkerView, Refused> {
+        check_name("id", id)?;
+        let url = crate::cli::base_url(&registration.url)
+            .map_err(|expected| Refused(format!("url is {:?}: {expected}", registration.url)))?;
+        let service = WorkerClient::new(self.client.clone(), &url)
+            .ok_or_else(|| Refused(format!("url is {url}: it has no host")))?;
+        let config = WorkerConfig::new(registration.dp_ranks)
+            .map_err(|error| Refused(error.to_string()))?
+            .kv_total_blocks(registration.kv_total_blocks)
+            .max_num_batched_tokens(registration.max_num_batched_tokens);
+        let names = registration
+            .models
+            .unwrap_or_else(|| vec![self.default_model().to_owned()]);
+        if names.is_empty() || names.len() > MAX_MODELS {
+            return Err(Refused(format!(
+                "models has {} names: expected from 1 to {MAX_MODELS}",
+                names.len()
+            )));
+        }
+        for name in &names {
+            check_name("models", name)?;
+        }
+
+        let mut workers = self.workers();
+        let models: Result<Vec<_>, _> = names.iter().map(|name| self.ensure_model(name)).collect();
+        let models = models.map_err(Refused)?;
+        let old = workers.remove(id);
+        let id: Id = id.into();
+        let is_same = old.as_ref().is_some_and(|old| old.url == url);
+        let (old_models, permanent) = match &old {
+            Some(old) => (&*old.models, permanent || old.last_heard.is_none()),
+            None => (&[][..], permanent),
+        };
+        if !is_same && old.is_some() {
+            self.monitor.remove(&id);
+        }
+        for model in old_models {
+            if !is_same || !models.iter().any(|other| Arc::ptr_eq(other, model)) {
+                model.set.forget(&id);
+                model.roster.remove(&id);
+            }
+        }
+        for model in &models {
+            if !is_same || !old_models.iter().any(|other| Arc::ptr_eq(other, model)) {
+                model.roster.insert(id.clone(), service.clone());
+            }
+        }
+        let configured = metrics::with_local_recorder(&self.recorder, || {
+            self.monitor.configure(id.clone(), config, &names)
+        });
+        debug_assert!(configured.is_ok(), "the models were just made");
+        // Made before the old ones are dropped, so that the worker is not
+        // eligible in between.
+        let drains = models.iter().filter(|_| registration.draining);
+        let drains = drains.map(|model| model.set.drain(id.clone())).collect();
+        let registered = Registered {
+            url,
+            models,
+            _drains: drains,
+            last_heard: (!permanent).then(Instant::now),
+        };
+        drop(old);
+        let view = self.view(&id, &registered);
+        workers.insert(id, registered);
+        Ok(view)
+    }
+
+    /// Whether there is a worker of this id.
+    pub(super) fn knows(&self, id: &str) -> bool {
+        self.workers().contains_key(id)
+    }
+
+    /// Removes a worker; requests that it has go on. Whether there was one.
+    pub(super) fn remove(&self, id: &str) -> bool {
+        let Some((id, gone)) = self.workers().remove_entry(id) else {
+            return false;
+        };
+        self.leave(&id, &gone);
+        true
+    }
+
+    fn leave(&self, id: &Id, gone: &Registered) {
+        self.monitor.remove(id);
+        for model in &gone.models {
+            model.set.forget(id);
+            model.roster.remove(id);
+        }
+    }
+
+    /// Takes load events; whoever sends one is alive.
+    pub(super) fn load(&self, events: &[LoadEvent<Id>]) -> Observed {
+        let now = Instant::now();
+        let mut workers = self.workers();
+        for event in events {
+            if let Some(worker) = workers.get_mut(&event.worker) {
+                worker.last_heard = worker.last_heard.map(|_| now);
+            }
+        }
+        drop(workers);
+        self.monitor.observe_all(events)
+    }
+
+    /// All workers, by id.
+    pub(super) fn views(&self) -> Vec<WorkerView> {
+        let workers = self.workers();
+        let views = workers.iter().map(|(id, worker)| self.view(id, worker));
+        views.collect()
+    }
+
+    fn view(&self, id: &Id, worker: &Registered) -> WorkerView {
+        let marks: Vec<WorkerMarks> = worker.models.iter().map(|m| m.set.marks(id)).collect();
+        let has = |mark| marks.iter().any(|marks| marks.has(mark));
+        let known = self.monitor.worker(id);
+        let ranks = known.iter().flat_map(|known| &known.ranks);
+        WorkerView {
+            id: id.clone(),
+            url: worker.url.to_string().trim_end_matches('/').to_owned(),
+            eligible: !marks.iter().any(|marks| marks.is_excluded()),
+            busy: has(Mark::Busy),
+            leased: has(Mark::Leased),
+            unreachable: has(Mark::Unreachable),
+            draining: has(Mark::Draining),
+            ranks: ranks
+                .map(|rank| RankView {
+                    dp_rank: rank.dp_rank,
+                    active_decode_blocks: rank.active_decode_blocks,
+                    kv_used_blocks: rank.kv_used_blocks,
+                    active_prefill_tokens: rank.active_prefill_tokens,
+                    busy: rank.busy,
+                })
+                .collect(),
+            kv_total_blocks: known.as_ref().and_then(|known| known.kv_total_blocks),
+            max_num_batched_tokens: known
+                .as_ref()
+                .and_then(|known| known.max_num_batched_tokens),
+            models: worker.models.iter().map(|m| m.name.clone()).collect(),
+        }
+    }
+
+    /// Removes the workers that are silent for too long, for ever.
+    pub(super) async fn expire_registrations(self: Arc<Self>) {
+        let ttl = self.options.registration_ttl;
+        loop {
+            sleep_until(self.remove_silent(Instant::now(), ttl)).await;
+        }
+    }
+
+    /// When to look again: whoever registers later is silent later.
+    fn remove_silent(&self, now: Instant, ttl: Duration) -> Instant {
+        let mut workers = self.workers();
+        let mut next = now + ttl;
+        let silent = |worker: &Registered| worker.last_heard.map(|heard| heard + ttl);
+        let mut gone = Vec::new();
+        for (id, worker) in workers.iter() {
+            match silent(worker) {
+                Some(end) if end <= now => gone.push(id.clone()),
+                Some(end) => next = next.min(end),
+                None => {}
+            }
+        }
+        for id in gone {
+            if let Some(worker) = workers.remove(&id) {
+                tracing::warn!(worker = &*id, "removed: it was silent for too long");
+                self.leave(&id, &worker);
+            }
+        }
+        next
+    }
+}
+
+fn check_name(what: &str, name: &str) -> Result<(), Refused> {
+    if name.is_empty() || name.len() > MAX_NAME {
+        return Err(Refused(format!(
+            "{what} has {} bytes: expected from 1 to {MAX_NAME}",
+            name.len()
+        )));
+    }
+    Ok(())
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registry").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,414 @@
+use super::ApiError;
+use http::StatusCode;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, SeqAccess, Visitor},
+};
+use serde_json::value::RawValue;
+use std::{fmt, marker::PhantomData};
+
+/// Which of the two POST routes a request came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`
+    ChatCompletions,
+    /// `/v1/completions`
+    Completions,
+}
+
+/// A request to generate, read and checked; of the prompt only its size is
+/// kept, since a mock needs no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generate {
+    /// The route that it came to.
+    pub endpoint: Endpoint,
+    /// The model that it asks for.
+    pub model: String,
+    /// The words of the prompt, of all messages or prompts.
+    pub prompt_tokens: u64,
+    /// How many answers: `n` for each prompt.
+    pub choices: u32,
+    /// The tokens of each answer.
+    pub max_tokens: u32,
+    /// Whether the answer is a stream of events.
+    pub stream: bool,
+    /// Whether the stream ends with a chunk that says the usage.
+    pub include_usage: bool,
+}
+
+/// `max_tokens` of a request that has none.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+/// The most tokens of one request's answers: a whole answer is made in
+/// memory, and an infinitely fast engine makes it at once.
+const MOST_TOKENS: u32 = 1 << 20;
+
+/// The members of both kinds of requests; `null` is the same as absent. Each
+/// is read on its own, so that an error can say which one is wrong.
+#[derive(Deserialize)]
+struct Members<'a> {
+    #[serde(borrow)]
+    model: Option<&'a RawValue>,
+    messages: Option<&'a RawValue>,
+    prompt: Option<&'a RawValue>,
+    max_tokens: Option<&'a RawValue>,
+    max_completion_tokens: Option<&'a RawValue>,
+    n: Option<&'a RawValue>,
+    stream: Option<&'a RawValue>,
+    stream_options: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+impl Generate {
+    /// Reads the body of a request to `endpoint`. Members that a mock has no
+    /// use for are ignored.
+    ///
+    /// # Errors
+    ///
+    /// A 400 if the body is no JSON object, or if a member is missing or
+    /// wrong. Whether the model exists is not for this to say.
+    pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Self, ApiError> {
+        let members: Members<'_> = serde_json::from_slice(body).map_err(|error| {
+            let message = format!("The body must be a JSON object: {error}");
+            ApiError::new(StatusCode::BAD_REQUEST, message)
+        })?;
+        let model = required("model", members.model, "a string")?;
+        let (prompt_tokens, prompts) = match endpoint {
+            Endpoint::ChatCompletions => {
+                let expected = "an array of messages, each with a string `role` and a `content` \
+                                that is a string or an array of text parts";
+                let messages: Vec<Message> = required("messages", members.messages, expected)?;
+                if messages.is_empty() {
+                    return Err(ApiError::bad_param(
+                        "messages",
+                        "`messages` must have at least one message",
+                    ));
+                }
+                (messages.iter().map(|message| message.words).sum(), 1)
+            }
+            Endpoint::Completions => {
+                let expected = "a string or an array of strings";
+                let prompt: OneOrMany<Words> = required("prompt", members.prompt, expected)?;
+                if prompt.items == 0 {
+                    return Err(ApiError::bad_param(
+                        "prompt",
+                        "`prompt` must have at least one string",
+                    ));
+                }
+                (prompt.words, prompt.items)
+            }
+        };
+        let n: u32 = optional("n", members.n, "a whole number of at least 1")?.unwrap_or(1);
+        let (limit, value) = match members.max_completion_tokens {
+            Some(value) => ("max_completion_tokens", Some(value)),
+            None => ("max_tokens", members.max_tokens),
+        };
+        let max_tokens =
+            optional(limit, value, "a whole number of at least 1")?.unwrap_or(DEFAULT_MAX_TOKENS);
+        for (name, number) in [("n", n), (limit, max_tokens)] {
+            if number == 0 {
+                let message = format!("`{name}` must be a whole number of at least 1");
+                return Err(ApiError::bad_param(name, message));
+            }
+        }
+        let choices = prompts
+            .checked_mul(n)
+            .filter(|choices| {
+                choices
+                    .checked_mul(max_tokens)
+                    .is_some_and(|tokens| tokens <= MOST_TOKENS)
+            })
+            .ok_or_else(|| {
+                let message = format!(
+                    "`{limit}` is {max_tokens}, for {prompts} × {n} answers: a request can \
+                     generate at most {MOST_TOKENS} tokens"
+                );
+                ApiError::bad_param(limit, message)
+            })?;
+        let stream = optional("stream", members.stream, "a boolean")?.unwrap_or(false);
+        let options: Option<StreamOptions> = optional(
+            "stream_options",
+            members.stream_options,
+            "an object with a boolean `include_usage`",
+        )?;
+        Ok(Self {
+            endpoint,
+            model,
+            prompt_tokens,
+            choices,
+            max_tokens,
+            stream,
+            include_usage: options
+                .and_then(|options| options.include_usage)
+                .unwrap_or(false),
+        })
+    }
+}
+
+fn required<'a, T: Deserialize<'a>>(
+    name: &'static str,
+    value: Option<&'a RawValue>,
+    expected: &str,
+) -> Result<T, ApiError> {
+    optional(name, value, expected)?.ok_or_else(|| {
+        let message = format!("`{name}` is missing: it must be {expected}");
+        ApiError::bad_param(name, message)
+    })
+}
+
+fn optional<'a, T: Deserialize<'a>>(
+    name: &'static str,
+    value: Option<&'a RawValue>,
+    expected: &str,
+) -> Result<Option<T>, ApiError> {
+    let Some(value) = value else { return Ok(None) };
+    serde_json::from_str(value.get())
+        .map(Some)
+        .map_err(|_| ApiError::bad_param(name, format!("`{name}` must be {expected}")))
+}
+
+/// The words of a string that is not kept.
+struct Words(u64);
+
+impl From<Words> for u64 {
+    fn from(words: Words) -> Self {
+        words.0
+    }
+}
+
+impl<'de> Deserialize<'de> for Words {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Count;
+
+        impl Visitor<'_> for Count {
+            type Value = Words;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Words, E> {
+                Ok(Words(words(text)))
+            }
+        }
+
+        deserializer.deserialize_str(Count)
+    }
+}
+
+fn words(text: &str) -> u64 {
+    text.split_whitespace().count() as u64
+}
+
+/// A string, or an array of `T`: how many there are, and their words.
+struct OneOrMany<T> {
+    items: u32,
+    words: u64,
+    item: PhantomData<T>,
+}
+
+impl<'de, T: Deserialize<'de> + Into<u64>> Deserialize<'de> for OneOrMany<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Count<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de> + Into<u64>> Visitor<'de> for Count<T> {
+            type Value = OneOrMany<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or an array")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(OneOrMany {
+                    items: 1,
+                    words: words(text),
+                    item: PhantomData,
+                })
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let (mut items, mut words) = (0_u32, 0);
+                while let Some(item) = seq.next_element::<T>()? {
+                    items = items.saturating_add(1);
+                    words += item.into();
+                }
+                Ok(OneOrMany {
+                    items,
+                    words,
+                    item: PhantomData,
+                })
+            }
+        }
+
+        deserializer.deserialize_any(Count(PhantomData))
+    }
+}
+
+/// A message of a chat.
+#[derive(Deserialize)]
+#[serde(from = "RawMessage")]
+struct Message {
+    words: u64,
+}
+
+#[derive(Deserialize)]
+struct RawMessage {
+    #[serde(rename = "role")]
+    _role: Words,
+    /// Absent in an assistant's message that only calls tools.
+    content: Option<OneOrMany<Part>>,
+}
+
+impl From<RawMessage> for Message {
+    fn from(message: RawMessage) -> Self {
+        Self {
+            words: message.content.map_or(0, |content| content.words),
+        }
+    }
+}
+
+/// A part of a message's content. There is no other kind than text.
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Part {
+    Text { text: Words },
+}
+
+impl From<Part> for u64 {
+    fn from(part: Part) -> Self {
+        let Part::Text { text } = part;
+        text.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn chat(body: Value) -> Result<Generate, ApiError> {
+        Generate::parse(Endpoint::ChatCompletions, body.to_string().as_bytes())
+    }
+
+    fn completion(body: Value) -> Result<Generate, ApiError> {
+        Generate::parse(Endpoint::Completions, body.to_string().as_bytes())
+    }
+
+    #[test]
+    fn prompt_tokens_are_the_words_of_all_text() {
+        let request = chat(json!({
+            "model": "tiny",
+            "messages": [
+                {"role": "system", "content": "Be  brief,\nplease."},
+                {"role": "user", "content": [
+                    {"type": "text", "text": "Hello there,"},
+                    {"type": "text", "text": "\"world\" \u{e9}t\u{e9}"},
+                ]},
+                {"role": "assistant", "content": null, "tool_calls": []},
+            ],
+        }));
+        assert_eq!(request.unwrap().prompt_tokens, 7);
+        let request = completion(json!({"model": "tiny", "prompt": "one two three"})).unwrap();
+        assert_eq!((request.prompt_tokens, request.choices), (3, 1));
+        let request = completion(json!({"model": "tiny", "prompt": ["one two", "three", ""]}));
+        let request = request.unwrap();
+        assert_eq!((request.prompt_tokens, request.choices), (3, 3));
+    }
+
+    #[test]
+    fn what_is_absent_or_null_has_its_default() {
+        let plain = completion(json!({"model": "tiny", "prompt": "hi"})).unwrap();
+        let nulls = completion(json!({
+            "model": "tiny", "prompt": "hi", "max_tokens": null, "stream": null,
+            "stream_options": null, "n": null, "temperature": null,
+        }));
+        assert_eq!(plain, nulls.unwrap());
+        assert_eq!(
+            plain,
+            Generate {
+                endpoint: Endpoint::Completions,
+                model: "tiny".into(),
+                prompt_tokens: 1,
+                choices: 1,
+                max_tokens: 16,
+                stream: false,
+                include_usage: false,
+            }
+        );
+    }
+
+    #[test]
+    fn the_members_of_a_chat_are_read() {
+        let request = chat(json!({
+            "model": "other", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9,
+            "max_completion_tokens": 3, "stream": true, "n": 2,
+            "stream_options": {"include_usage": true}, "temperature": 0.5,
+        }));
+        let request = request.unwrap();
+        assert_eq!(request.model, "other");
+        assert_eq!((request.max_tokens, request.choices), (3, 2));
+        assert!(request.stream && request.include_usage);
+    }
+
+    #[test]
+    fn an_error_names_the_member_that_is_wrong() {
+        let good = json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]});
+        assert!(chat(good.clone()).is_ok());
+        for (name, bad) in [
+            ("model", json!(null)),
+            ("model", json!(7)),
+            ("messages", json!(null)),
+            ("messages", json!([])),
+            ("messages", json!("hi")),
+            ("messages", json!([{"content": "hi"}])),
+            ("messages", json!([{"role": "user", "content": 7}])),
+            (
+                "messages",
+                json!([{"role": "user", "content": [{"type": "image_url"}]}]),
+            ),
+            ("max_tokens", json!(-1)),
+            ("max_tokens", json!(0)),
+            ("max_tokens", json!(1.5)),
+            ("max_tokens", json!("5")),
+            ("max_tokens", json!(5_000_000_000_u64)),
+            ("max_tokens", json!(4_000_000_000_u64)),
+            ("max_completion_tokens", json!(-1)),
+            ("n", json!(0)),
+            ("stream", json!("yes")),
+            ("stream_options", json!(true)),
+        ] {
+            let mut body = good.clone();
+            body[name] = bad.clone();
+            let error = chat(body).unwrap_err();
+            assert_eq!(error.status(), StatusCode::BAD_REQUEST, "{name}: {bad}");
+            assert_eq!(error.param(), Some(name), "{bad}");
+            assert!(error.to_string().contains(name), "{bad}: {error}");
+        }
+        for bad in [json!(null), json!([]), json!([1]), json!(7)] {
+            let error = completion(json!({"model": "tiny", "prompt": bad})).unwrap_err();
+            assert_eq!(error.param(), Some("prompt"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_body_that_is_no_object_is_refused() {
+        for bad in ["", "{", "[]", "null", "7", "{\"model\": \"a\", }", "{} {}"] {
+            let error = Generate::parse(Endpoint::Completions, bad.as_bytes()).unwrap_err();
+            assert_eq!(error.status(), StatusCode::BAD_REQUEST, "{bad}");
+        }
+        assert!(Generate::parse(Endpoint::Completions, &[b'"', 0xff, b'"']).is_err());
+    }
+
+    #[test]
+    fn the_product_of_prompts_answers_and_tokens_is_limited() {
+        let most =
+            json!({"model": "t", "prompt": ["a", "b"], "n": 2, "max_tokens": MOST_TOKENS / 4});
+        assert!(completion(most.clone()).is_ok());
+        let mut more = most;
+        more["max_tokens"] = json!(MOST_TOKENS / 4 + 1);
+        assert_eq!(completion(more).unwrap_err().param(), Some("max_tokens"));
+    }
+}

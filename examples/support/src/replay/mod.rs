@@ -1,0 +1,134 @@
+//! Replays a trace of real requests against a gateway, and says what came of
+//! them.
+//!
+//! The replay is an open loop: requests are sent when the trace says, sped up
+//! by a factor, whether or not earlier ones are answered. Their prompts and
+//! answers have the lengths of the trace. Times are measured from when a
+//! request was due, so a replayer that falls behind does not flatter whom it
+//! measures.
+
+mod options;
+mod report;
+mod request;
+mod trace;
+
+pub use options::{ReplayArgs, Trace};
+pub use report::{Outcome, Pace, Report};
+pub use trace::{Arrival, TraceError, parse_trace};
+
+use crate::client;
+use http::Uri;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use request::Requests;
+use std::{sync::Arc, time::Duration};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+
+/// What a good answer is, in the time of the replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Objectives {
+    /// The longest time to the first token.
+    pub first_token: Duration,
+    /// The longest time per token after the first.
+    pub per_token: Duration,
+}
+
+impl Objectives {
+    /// Objectives in the time of the trace, for a replay that is `speedup`
+    /// times as fast.
+    #[must_use]
+    pub fn sped_up(self, speedup: f64) -> Self {
+        Self {
+            first_token: sped_up(self.first_token, speedup),
+            per_token: sped_up(self.per_token, speedup),
+        }
+    }
+}
+
+/// What is replayed, and where.
+#[derive(Clone, Debug)]
+pub struct Replay {
+    /// The requests, in the order of their arrival.
+    pub trace: Trace,
+    /// The gateway's public address.
+    pub url: Uri,
+    /// The model that the requests are for.
+    pub model: String,
+    /// How many times faster than in the trace.
+    pub speedup: f64,
+    /// In the time of the trace.
+    pub objectives: Objectives,
+}
+
+impl Replay {
+    /// Sends every request at its time, and completes when the last one has
+    /// ended, or when `stop` has: the requests that have not ended by then
+    /// are cancelled and not counted.
+    ///
+    /// While it runs a bar on stderr shows the progress, if that is a
+    /// terminal.
+    pub async fn run(&self, stop: impl Future<Output = ()>) -> Report {
+        let requests = Arc::new(Requests::new(
+            &self.url,
+            &self.model,
+            self.trace.iter().map(|arrival| arrival.prompt_tokens).max(),
+        ));
+        let objectives = self.objectives.sped_up(self.speedup);
+        let bar = progress_bar(self.trace.len());
+        let client = client::new(Duration::from_secs(10));
+        let mut running = JoinSet::new();
+        let mut arrivals = self.trace.iter();
+        let mut next = arrivals.next();
+        let mut report = Report::default();
+        let mut stop = std::pin::pin!(stop);
+        let start = Instant::now();
+        while next.is_some() || !running.is_empty() {
+            let due = next.map(|arrival| start + sped_up(arrival.at, self.speedup));
+            tokio::select! {
+                biased;
+                () = &mut stop => break,
+                () = sleep_until(due.unwrap_or(start)), if due.is_some() => {
+                    if let (Some(arrival), Some(due)) = (next, due) {
+                        let (requests, client) = (Arc::clone(&requests), client.clone());
+                        let arrival = *arrival;
+                        running.spawn(async move { requests.send(client, arrival, due).await });
+                    }
+                    next = arrivals.next();
+                }
+                Some(ended) = running.join_next() => {
+                    let outcome = ended.unwrap_or_else(|error| Outcome::Failed(error.to_string()));
+                    report.add(outcome, &objectives);
+                    bar.inc(1);
+                    bar.set_message(format!(
+                        "{} ok, {} refused, {} failed",
+                        report.succeeded(), report.refused(), report.failed(),
+                    ));
+                }
+            }
+        }
+        bar.finish_and_clear();
+        report.finish(start.elapsed());
+        report
+    }
+}
+
+/// A time of the trace in the time of the replay.
+fn sped_up(time: Duration, speedup: f64) -> Duration {
+    /// Longer than anybody waits, and short enough to be added to a clock.
+    const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+    Duration::try_from_secs_f64(time.as_secs_f64() / speedup)
+        .unwrap_or(LONGEST)
+        .min(LONGEST)
+}
+
+/// Draws nothing unless stderr is a terminal.
+fn progress_bar(requests: usize) -> ProgressBar {
+    let target = ProgressDrawTarget::stderr();
+    let bar = ProgressBar::with_draw_target(Some(requests as u64), target);
+    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}

@@ -1,0 +1,114 @@
+use super::{Arrival, Objectives, Replay, parse_trace};
+use crate::{
+    cli::{UsageError, base_url, name, positive, whole},
+    engine::Timing,
+    gateway::GatewayConfig,
+    worker::WorkerConfig,
+};
+use clap::Parser;
+use http::Uri;
+use std::{path::PathBuf, time::Duration};
+use tower_overload::admission::Limits;
+
+/// Replays a trace of requests against a gateway: an open loop on the clock of
+/// the trace.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "replay")]
+pub struct ReplayArgs {
+    /// The trace: a CSV file in the form of Azure's LLM inference traces
+    /// (TIMESTAMP,ContextTokens,GeneratedTokens) or of Mooncake's
+    /// (timestamp_ms,input_length,output_length)
+    #[arg(long, value_name = "FILE")]
+    pub trace: PathBuf,
+
+    /// The public address of the gateway
+    #[arg(long, value_parser = base_url, required_unless_present = "embedded")]
+    pub url: Option<Uri>,
+
+    /// Starts a gateway with two mock workers in this process and replays
+    /// against that; the mock engines are as much faster as the requests
+    #[arg(long, conflicts_with = "url")]
+    pub embedded: bool,
+
+    /// How many times faster than in the trace requests arrive
+    #[arg(long, default_value = "1", value_name = "X", value_parser = positive)]
+    pub speedup: f64,
+
+    /// Only the first N requests of the trace
+    #[arg(long, value_name = "N", value_parser = whole(1..=usize::MAX))]
+    pub limit: Option<usize>,
+
+    /// The model that the requests are for
+    #[arg(long, default_value = "tiny", value_parser = name)]
+    pub model: String,
+
+    /// The longest time to the first token of a good answer, in the time of
+    /// the trace: it is divided by the speed-up
+    #[arg(long, default_value = "2000", value_name = "MS", value_parser = positive)]
+    pub ttft_ms: f64,
+
+    /// The longest time per token after the first of a good answer, in the
+    /// time of the trace
+    #[arg(long, default_value = "100", value_name = "MS", value_parser = positive)]
+    pub tpot_ms: f64,
+}
+
+impl ReplayArgs {
+    /// The fleet that `--embedded` asks for: the gateway's defaults, in the
+    /// time of the trace.
+    pub fn embedded_fleet(&self) -> Option<GatewayConfig> {
+        let worker = WorkerConfig::default();
+        let timing = Timing {
+            prefill_tokens_per_second: worker.timing.prefill_tokens_per_second * self.speedup,
+            decode_tokens_per_second: worker.timing.decode_tokens_per_second * self.speedup,
+        };
+        self.embedded.then(|| GatewayConfig {
+            model: self.model.clone(),
+            embedded_workers: 2,
+            embedded: WorkerConfig {
+                limits: Limits::new(4, 4).ok(),
+                timing,
+                ..worker
+            },
+            ..GatewayConfig::default()
+        })
+    }
+
+    /// Reads the trace.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such file or it is no trace.
+    pub fn load(&self) -> Result<Trace, UsageError> {
+        let file = self.trace.display();
+        let bad = |error: &dyn std::fmt::Display| {
+            UsageError::new(
+                "--trace",
+                file.to_string(),
+                format!("expected a trace: {error}"),
+            )
+        };
+        let text = std::fs::read_to_string(&self.trace).map_err(|error| bad(&error))?;
+        let mut trace = parse_trace(&text).map_err(|error| bad(&error))?;
+        trace.truncate(self.limit.unwrap_or(usize::MAX));
+        Ok(trace)
+    }
+
+    /// The replay of `trace` against the gateway at `url`.
+    pub fn replay(&self, trace: Trace, url: Uri) -> Replay {
+        let objective = |ms: f64| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or(Duration::MAX);
+        Replay {
+            trace,
+            url,
+            model: self.model.clone(),
+            speedup: self.speedup,
+            objectives: Objectives {
+                first_token: objective(self.ttft_ms),
+                per_token: objective(self.tpot_ms),
+            },
+        }
+    }
+}
+
+/// The requests of a trace, in the order of their arrival.
+pub type Trace = Vec<Arrival>;

@@ -1,0 +1,275 @@
+use crate::{
+    engine::{Generation, Ledger, Timing},
+    openai::{Generate, Reply, Usage},
+};
+use bytes::{Bytes, BytesMut};
+use http::{
+    HeaderValue, Request, Response,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
+use http_body::{Body, Frame, SizeHint};
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+use tower::Service;
+
+/// The mock engine as a service: a request is in the engine from `call` until
+/// its last token, or until its future or body is dropped.
+///
+/// It is always ready. How many may be in it is for the layers above to say.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    ledger: Arc<Ledger>,
+    timing: Timing,
+}
+
+impl Engine {
+    /// An engine that is this fast and keeps its accounts in `ledger`.
+    pub fn new(ledger: Arc<Ledger>, timing: Timing) -> Self {
+        Self { ledger, timing }
+    }
+}
+
+impl Service<Request<Generate>> for Engine {
+    type Response = Response<EngineBody>;
+    type Error = Infallible;
+    type Future = EngineFuture;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Generate>) -> EngineFuture {
+        let request = request.into_body();
+        let running = Running {
+            generation: Generation::enter(
+                &self.ledger,
+                self.timing,
+                request.prompt_tokens,
+                request.choices,
+                request.max_tokens,
+            ),
+            reply: Reply::new(&request),
+            tokens_each: u64::from(request.max_tokens),
+        };
+        EngineFuture {
+            stream: request.stream,
+            running: Some(running),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Running {
+    generation: Generation,
+    reply: Reply,
+    tokens_each: u64,
+}
+
+impl Running {
+    fn usage(&self) -> Usage {
+        Usage::new(self.generation.prompt_tokens(), self.generation.generated())
+    }
+}
+
+/// The response of an [`Engine`]: there at once for a stream, and with the
+/// last token otherwise.
+#[derive(Debug)]
+pub struct EngineFuture {
+    stream: bool,
+    running: Option<Running>,
+}
+
+impl Future for EngineFuture {
+    type Output = Result<Response<EngineBody>, Infallible>;
+
+    /// # Panics
+    ///
+    /// When it is polled again after it has completed.
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        const ONCE: &str = "polled after it has completed";
+        if !self.stream {
+            let running = self.running.as_mut().expect(ONCE);
+            while ready!(running.generation.poll_token(cx)).is_some() {}
+        }
+        let running = self.running.take().expect(ONCE);
+        let response = if self.stream {
+            let mut response = Response::new(EngineBody(State::Stream(running)));
+            let headers = response.headers_mut();
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+            response
+        } else {
+            let body = running.reply.whole(running.tokens_each, running.usage());
+            let mut response = Response::new(EngineBody(State::Rest(body)));
+            let json = HeaderValue::from_static("application/json");
+            response.headers_mut().insert(CONTENT_TYPE, json);
+            response
+        };
+        Poll::Ready(Ok(response))
+    }
+}
+
+/// The body of an [`Engine`]'s response: one object, or a stream of events.
+///
+/// There is no task and no channel behind the stream: it generates when it is
+/// polled. Events that are due at the same time are one frame.
+#[derive(Debug)]
+pub struct EngineBody(State);
+
+#[derive(Debug)]
+enum State {
+    Stream(Running),
+    Rest(Bytes),
+}
+
+/// A frame is not made larger than this plus one event.
+const FULL_FRAME: usize = 16 * 1024;
+
+impl Body for EngineBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let running = match &mut self.0 {
+            State::Rest(rest) if rest.is_empty() => return Poll::Ready(None),
+            State::Rest(rest) => return Poll::Ready(Some(Ok(Frame::data(std::mem::take(rest))))),
+            State::Stream(running) => running,
+        };
+        let mut events = BytesMut::new();
+        let ended = loop {
+            match running.generation.poll_token(cx) {
+                Poll::Ready(Some((choice, place))) => {
+                    running.reply.token_event(&mut events, choice, place);
+                    if events.len() >= FULL_FRAME {
+                        break false;
+                    }
+                }
+                Poll::Ready(None) => break true,
+                Poll::Pending if events.is_empty() => return Poll::Pending,
+                Poll::Pending => break false,
+            }
+        };
+        if ended {
+            running.reply.end_events(&mut events, running.usage());
+            self.0 = State::Rest(Bytes::new());
+        }
+        Poll::Ready(Some(Ok(Frame::data(events.freeze()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(&self.0, State::Rest(rest) if rest.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            State::Stream(_) => SizeHint::default(),
+            State::Rest(rest) => SizeHint::with_exact(rest.len() as u64),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::Endpoint;
+    use futures::FutureExt;
+    use http_body_util::BodyExt;
+    use std::{num::NonZeroU64, time::Duration};
+    use tokio::time::Instant;
+
+    const SLOW: Timing = Timing {
+        prefill_tokens_per_second: 100.0,
+        decode_tokens_per_second: 50.0,
+    };
+
+    fn engine(timing: Timing) -> (Engine, Arc<Ledger>) {
+        let ledger = Arc::new(Ledger::new(1, NonZeroU64::new(16).unwrap()));
+        (Engine::new(Arc::clone(&ledger), timing), ledger)
+    }
+
+    fn request(stream: bool) -> Request<Generate> {
+        Request::new(Generate {
+            endpoint: Endpoint::Completions,
+            model: "tiny".into(),
+            prompt_tokens: 10,
+            choices: 1,
+            max_tokens: 3,
+            stream,
+            include_usage: false,
+        })
+    }
+
+    fn occupied(ledger: &Ledger) -> (u64, u64) {
+        let load = ledger.snapshot().next().unwrap();
+        (load.prefill_tokens, load.kv_blocks)
+    }
+
+    fn events(frame: Option<Result<Frame<Bytes>, Infallible>>) -> usize {
+        let data = frame.unwrap().unwrap().into_data().unwrap();
+        data.windows(6).filter(|window| window == b"data: ").count()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_has_its_head_at_once_and_a_frame_for_each_token() {
+        let (mut engine, ledger) = engine(SLOW);
+        let start = Instant::now();
+        let mut body = engine.call(request(true)).await.unwrap().into_body();
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        assert_eq!(occupied(&ledger), (10, 1));
+        assert_eq!(events(body.frame().await), 1);
+        assert_eq!(start.elapsed(), Duration::from_millis(100));
+        assert_eq!(occupied(&ledger), (0, 1));
+        assert_eq!(events(body.frame().await), 1);
+        // With the reason and `[DONE]`: there is nothing to wait for.
+        assert_eq!(events(body.frame().await), 3);
+        assert_eq!(start.elapsed(), Duration::from_millis(140));
+        assert!(body.is_end_stream());
+        assert_eq!(occupied(&ledger), (0, 0));
+        assert!(body.frame().await.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_whole_answer_comes_with_the_last_token() {
+        let (mut engine, ledger) = engine(SLOW);
+        let start = Instant::now();
+        let body = engine.call(request(false)).await.unwrap().into_body();
+        assert_eq!(start.elapsed(), Duration::from_millis(140));
+        assert_eq!(occupied(&ledger), (0, 0));
+        let body = body.collect().await.unwrap().to_bytes();
+        let answer: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(answer["choices"][0]["text"], "and tokens flow");
+        assert_eq!(answer["usage"]["completion_tokens"], 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn dropping_the_future_or_the_body_empties_the_engine() {
+        let (mut engine, ledger) = engine(SLOW);
+        let mut whole = engine.call(request(false));
+        assert!((&mut whole).now_or_never().is_none());
+        assert_eq!(occupied(&ledger), (10, 1));
+        drop(whole);
+        assert_eq!(occupied(&ledger), (0, 0));
+
+        let mut body = engine.call(request(true)).await.unwrap().into_body();
+        body.frame().await;
+        assert_eq!(occupied(&ledger), (0, 1));
+        drop(body);
+        assert_eq!(occupied(&ledger), (0, 0));
+    }
+
+    #[test]
+    fn an_infinitely_fast_stream_is_one_frame() {
+        let (mut engine, _) = engine(Timing::INSTANT);
+        let response = engine.call(request(true)).now_or_never().unwrap();
+        let mut body = response.unwrap().into_body();
+        assert_eq!(events(body.frame().now_or_never().unwrap()), 5);
+        assert!(body.is_end_stream());
+    }
+}

@@ -1,0 +1,157 @@
+//! A worker: the mock engine behind the real layers, over HTTP.
+//!
+//! ```text
+//! POST /v1/chat/completions ┐  parse    ┌ OverloadStatusLayer ┐
+//! POST /v1/completions      ┴─────────▶ │ EngineAdmissionLayer│ ─▶ Engine
+//!                            400, 404   └ 529                 ┘
+//! GET  /health, /metrics, /v1/models    outside of the cap
+//! ```
+//!
+//! A request is read and checked before it comes to the layers, so that one
+//! that is wrong takes no slot. The stack itself is [`stack`], a few lines.
+//!
+//! Workers share nothing, so several can live in one process; each has its
+//! own metrics on its own `/metrics`, and none touches a recorder that the
+//! application has installed.
+
+mod engine;
+mod http;
+mod options;
+mod stack;
+
+pub use engine::{Engine, EngineBody, EngineFuture};
+pub use options::{WorkerArgs, WorkerConfig};
+pub use stack::stack;
+
+use crate::{
+    engine::{Ledger, RankLoad},
+    register::{Registration, Reporter},
+    serve::{Server, listen},
+};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use tokio::{sync::watch, task::JoinSet};
+use tower_overload::{
+    admission::{AdmissionHandle, EngineAdmissionLayer},
+    metrics::{Prefix, describe},
+};
+
+/// A worker that runs in the background.
+///
+/// Dropping it is its sudden death: connections are cut where they stand, and
+/// no gateway is told. [`drain`](Worker::drain) is the end in good order.
+#[derive(Debug)]
+pub struct Worker {
+    id: String,
+    url: String,
+    server: Server,
+    ledger: Arc<Ledger>,
+    admission: Option<AdmissionHandle>,
+    leaving: watch::Sender<bool>,
+    /// Tells the gateway, if there is one to tell.
+    reporter: JoinSet<()>,
+    /// Keeps the metrics from growing.
+    _upkeep: JoinSet<()>,
+}
+
+impl Worker {
+    /// Listens, serves, and registers with the gateway if one is configured.
+    ///
+    /// # Errors
+    ///
+    /// If the address cannot be listened on.
+    pub async fn start(config: WorkerConfig) -> io::Result<Self> {
+        let listener = listen(config.listen).await?;
+        let address = listener.local_addr()?;
+        let id = config.id.unwrap_or_else(|| address.to_string());
+        let url = match &config.advertise {
+            Some(url) => url.to_string(),
+            None => format!("http://{address}"),
+        };
+        let ledger = Arc::new(Ledger::new(config.dp_ranks, config.kv_block_size));
+        let admission = EngineAdmissionLayer::from_limits(config.limits);
+        let handle = admission.handle();
+
+        // The layers make their handles when they make their services, so
+        // whatever recorder is the local one then is theirs for good.
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let stack = metrics::with_local_recorder(&recorder, || {
+            describe(&Prefix::default());
+            stack(admission, Engine::new(Arc::clone(&ledger), config.timing))
+        });
+        let app = http::router(stack, config.model.clone(), recorder.handle());
+        let server = Server::on(listener, app)?;
+
+        let (leaving, left) = watch::channel(false);
+        let mut reporter = JoinSet::new();
+        if let Some(admin) = &config.register {
+            let registration = Registration {
+                url: url.clone(),
+                dp_ranks: (0..config.dp_ranks).collect(),
+                kv_total_blocks: config.kv_total_blocks,
+                max_num_batched_tokens: config.max_num_batched_tokens,
+                draining: false,
+                models: vec![config.model],
+            };
+            let ledger = Arc::clone(&ledger);
+            reporter.spawn(Reporter::new(admin, id.clone(), registration, ledger).run(left));
+        }
+        let mut upkeep = JoinSet::new();
+        upkeep.spawn(keep_up(recorder.handle()));
+        Ok(Self {
+            id,
+            url,
+            server,
+            ledger,
+            admission: handle,
+            leaving,
+            reporter,
+            _upkeep: upkeep,
+        })
+    }
+
+    /// What it is called.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The address that it listens on, with the real port.
+    pub fn address(&self) -> SocketAddr {
+        self.server.address()
+    }
+
+    /// Where others reach it.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// What the requests in its engine occupy, by rank.
+    pub fn loads(&self) -> Vec<RankLoad> {
+        self.ledger.snapshot().collect()
+    }
+
+    /// Its admission, to look at or to change; `None` without a cap.
+    pub fn admission(&self) -> Option<&AdmissionHandle> {
+        self.admission.as_ref()
+    }
+
+    /// Leaves the gateway, then takes no new request, and completes when the
+    /// last one that it has, running or queued, has ended.
+    ///
+    /// Cancelling it cuts what is left.
+    pub async fn drain(mut self) {
+        self.leaving.send_replace(true);
+        while self.reporter.join_next().await.is_some() {}
+        self.server.drain().await;
+    }
+}
+
+/// The recorder keeps every sample of a histogram until somebody asks for
+/// them, and perhaps nobody does.
+async fn keep_up(metrics: PrometheusHandle) {
+    let mut interval = tokio::time::interval(Duration::from_secs(5));
+    loop {
+        interval.tick().await;
+        metrics.run_upkeep();
+    }
+}

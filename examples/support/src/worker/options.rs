@@ -1,0 +1,228 @@
+use crate::{
+    cli::{Lookup, UsageError, address, base_url, name, rate, whole},
+    engine::Timing,
+};
+use clap::Parser;
+use http::Uri;
+use std::{
+    ffi::OsString,
+    net::{Ipv4Addr, SocketAddr},
+    num::NonZeroU64,
+};
+use tower_overload::admission::{
+    ENGINE_REQUEST_LIMIT, Limits, MAX_LIMIT, MIN_QUEUE_LIMIT_IN_ENV, REQUEST_QUEUE_LIMIT,
+};
+
+/// How a [`Worker`](super::Worker) is set up.
+///
+/// The default is that of the example's options: no cap, no gateway. Nothing
+/// here comes from the environment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkerConfig {
+    /// Where it listens; port 0 is any free one.
+    pub listen: SocketAddr,
+    /// What it is called; by default the address that it listens on.
+    pub id: Option<String>,
+    /// The one model that it serves.
+    pub model: String,
+    /// How many requests may be in the engine and how many may wait; `None`
+    /// for no cap.
+    pub limits: Option<Limits>,
+    /// How fast the engine is.
+    pub timing: Timing,
+    /// The KV blocks of each rank, as told to the gateway.
+    pub kv_total_blocks: u64,
+    /// The tokens of a KV block.
+    pub kv_block_size: NonZeroU64,
+    /// The prompt tokens of one step, as told to the gateway.
+    pub max_num_batched_tokens: u64,
+    /// The data-parallel ranks, from 1.
+    pub dp_ranks: u32,
+    /// The admin address of the gateway that it registers with.
+    pub register: Option<Uri>,
+    /// Where the gateway reaches it; by default the address that it listens on.
+    pub advertise: Option<Uri>,
+}
+
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        Self {
+            listen: (Ipv4Addr::LOCALHOST, 8100).into(),
+            id: None,
+            model: "tiny".into(),
+            limits: None,
+            timing: Timing {
+                prefill_tokens_per_second: 8000.0,
+                decode_tokens_per_second: 50.0,
+            },
+            kv_total_blocks: 4096,
+            kv_block_size: const { NonZeroU64::new(16).unwrap() },
+            max_num_batched_tokens: 8192,
+            dp_ranks: 1,
+            register: None,
+            advertise: None,
+        }
+    }
+}
+
+/// A mock inference worker: an engine that generates words, behind the real
+/// admission of tower-overload, with the OpenAI API.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "worker")]
+pub struct WorkerArgs {
+    /// Where to listen; port 0 is any free one
+    #[arg(long, default_value = "127.0.0.1:8100", value_name = "ADDR:PORT", value_parser = address)]
+    listen: SocketAddr,
+
+    /// What the worker is called [default: the listen address]
+    #[arg(long, value_parser = name)]
+    id: Option<String>,
+
+    /// The model that it serves
+    #[arg(long, default_value = "tiny", value_parser = name)]
+    model: String,
+
+    /// At most N requests in the engine [env: DYN_ENGINE_REQUEST_LIMIT]
+    /// [default: no cap]
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_LIMIT))]
+    engine_request_limit: Option<usize>,
+
+    /// At most Q requests waiting, if there is a cap
+    /// [env: DYN_DYNAMO_REQUEST_QUEUE_LIMIT] [default: 16]
+    #[arg(long, value_name = "Q", value_parser = whole(MIN_QUEUE_LIMIT_IN_ENV..=MAX_LIMIT))]
+    request_queue_limit: Option<usize>,
+
+    /// Prompt tokens a second of each request; 0 is infinitely fast
+    #[arg(long, default_value = "8000", value_name = "RATE", value_parser = rate)]
+    prefill_tokens_per_second: f64,
+
+    /// Generated tokens a second of each request; 0 is infinitely fast
+    #[arg(long, default_value = "50", value_name = "RATE", value_parser = rate)]
+    decode_tokens_per_second: f64,
+
+    /// KV blocks of each rank
+    #[arg(long, default_value = "4096", value_name = "BLOCKS", value_parser = whole(1..=MOST))]
+    kv_total_blocks: u64,
+
+    /// Tokens of a KV block
+    #[arg(long, default_value = "16", value_name = "TOKENS", value_parser = block_size)]
+    kv_block_size: NonZeroU64,
+
+    /// Prompt tokens that a rank takes in one step
+    #[arg(long, default_value = "8192", value_name = "TOKENS", value_parser = whole(1..=MOST))]
+    max_num_batched_tokens: u64,
+
+    /// Data-parallel ranks; requests go to them in turn
+    #[arg(long, default_value = "1", value_name = "RANKS", value_parser = whole(1..=1024_u32))]
+    dp_ranks: u32,
+
+    /// The admin address of a gateway to register with
+    #[arg(long, value_name = "URL", value_parser = base_url)]
+    register: Option<Uri>,
+
+    /// Where the gateway reaches this worker [default: http:// and the listen
+    /// address]
+    #[arg(long, value_name = "URL", value_parser = base_url)]
+    advertise: Option<Uri>,
+}
+
+/// What is exact in every JSON parser.
+const MOST: u64 = (1 << 53) - 1;
+
+fn block_size(value: &str) -> Result<NonZeroU64, String> {
+    whole(NonZeroU64::MIN..=const { NonZeroU64::new(MOST).unwrap() })(value)
+}
+
+impl WorkerArgs {
+    /// The configuration that the options and the environment ask for; a flag
+    /// beats a variable.
+    ///
+    /// # Errors
+    ///
+    /// If a variable that is read has a value that is not allowed.
+    pub fn config(self, environment: Lookup<'_>) -> Result<WorkerConfig, UsageError> {
+        let value = |flag: Option<usize>, variable: &str| {
+            flag.map(|number| OsString::from(number.to_string()))
+                .or_else(|| environment(variable))
+        };
+        let slots = value(self.engine_request_limit, ENGINE_REQUEST_LIMIT);
+        let queue = value(self.request_queue_limit, REQUEST_QUEUE_LIMIT);
+        let limits = Limits::parse(slots.as_deref(), queue.as_deref()).map_err(UsageError::from)?;
+        Ok(WorkerConfig {
+            listen: self.listen,
+            id: self.id,
+            model: self.model,
+            limits,
+            timing: Timing {
+                prefill_tokens_per_second: self.prefill_tokens_per_second,
+                decode_tokens_per_second: self.decode_tokens_per_second,
+            },
+            kv_total_blocks: self.kv_total_blocks,
+            kv_block_size: self.kv_block_size,
+            max_num_batched_tokens: self.max_num_batched_tokens,
+            dp_ranks: self.dp_ranks,
+            register: self.register,
+            advertise: self.advertise,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{no_environment, try_parse};
+
+    fn args(args: &[&str]) -> WorkerArgs {
+        let args = ["worker"].iter().chain(args).map(OsString::from);
+        try_parse(args).unwrap()
+    }
+
+    fn limits(flags: &[&str], slots: &str, queue: &str) -> Result<Option<Limits>, String> {
+        let environment = |name: &str| match name {
+            ENGINE_REQUEST_LIMIT => Some(slots.into()),
+            REQUEST_QUEUE_LIMIT => Some(queue.into()),
+            _ => None,
+        };
+        match args(flags).config(&environment) {
+            Ok(config) => Ok(config.limits),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn some(slots: usize, queue: usize) -> Result<Option<Limits>, String> {
+        Ok(Some(Limits::new(slots, queue).unwrap()))
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_configuration() {
+        let config = args(&[]).config(&no_environment).unwrap();
+        assert_eq!(config, WorkerConfig::default());
+    }
+
+    #[test]
+    fn a_flag_beats_its_variable_and_an_empty_variable_is_unset() {
+        let slots = ["--engine-request-limit", "3"];
+        let both = [slots[0], slots[1], "--request-queue-limit", "5"];
+        assert_eq!(limits(&[], "", ""), Ok(None));
+        assert_eq!(limits(&[], "2", ""), some(2, 16));
+        assert_eq!(limits(&[], "2", "4"), some(2, 4));
+        assert_eq!(limits(&slots, "2", "4"), some(3, 4));
+        assert_eq!(limits(&slots, "bad", ""), some(3, 16));
+        assert_eq!(limits(&both, "bad", "bad"), some(3, 5));
+        assert_eq!(limits(&both[2..], "2", "bad"), some(2, 5));
+    }
+
+    #[test]
+    fn without_a_cap_the_queue_limit_is_ignored() {
+        assert_eq!(limits(&["--request-queue-limit", "5"], "", "bad"), Ok(None));
+        assert_eq!(limits(&[], "", "1"), Ok(None));
+    }
+
+    #[test]
+    fn a_bad_variable_is_named_with_its_value_and_what_is_allowed() {
+        let error = limits(&["--engine-request-limit", "3"], "", "1").unwrap_err();
+        for part in [REQUEST_QUEUE_LIMIT, "\"1\"", "from 2 to"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

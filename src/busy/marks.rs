@@ -1,0 +1,410 @@
+//! The marks of one worker: a pure state machine, `now` is an argument.
+
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// One of the four reasons for which a worker gets no new request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mark {
+    /// The monitor found its load over a threshold.
+    Busy,
+    /// It refused a request.
+    Leased,
+    /// A connection to it failed before any byte of a response.
+    Unreachable,
+    /// The operator takes it out of service.
+    Draining,
+}
+
+impl Mark {
+    /// The four, in the order of their bits.
+    pub const ALL: [Self; 4] = [Self::Busy, Self::Leased, Self::Unreachable, Self::Draining];
+
+    /// The mark as a label: `busy`, `leased`, `unreachable` or `draining`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Busy => "busy",
+            Self::Leased => "leased",
+            Self::Unreachable => "unreachable",
+            Self::Draining => "draining",
+        }
+    }
+
+    pub(crate) const fn bit(self) -> u64 {
+        1 << self as u64
+    }
+}
+
+/// The bits that exclude a worker from routing.
+pub(crate) const EXCLUDED: u64 = 0b1111;
+/// A worker that was unreachable gets one request at a time until one succeeds.
+pub(crate) const SUSPECT: u64 = 1 << 4;
+
+/// How a worker counts in the verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// No mark.
+    Eligible,
+    /// Busy or leased: it lives, and has no room.
+    Shed,
+    /// Unreachable or draining: no path to it.
+    Unusable,
+}
+
+impl Class {
+    pub(crate) fn of(bits: u64) -> Self {
+        if bits & (Mark::Unreachable.bit() | Mark::Draining.bit()) != 0 {
+            Self::Unusable
+        } else if bits & EXCLUDED != 0 {
+            Self::Shed
+        } else {
+            Self::Eligible
+        }
+    }
+}
+
+/// The durations of the marks that end by time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    pub(crate) lease: Duration,
+    pub(crate) max_lease: Duration,
+    pub(crate) cooldown: Duration,
+    pub(crate) max_cooldown: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lease {
+    None,
+    /// Ends by time, or early when a response completes.
+    Ours(Instant),
+    /// The worker named the time: ends by time only.
+    Named(Instant),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    Reachable,
+    /// Excluded until then.
+    Down {
+        until: Instant,
+        cooldown: Duration,
+    },
+    /// The mark is over, and nothing has shown yet that the worker is back.
+    Suspect {
+        cooldown: Duration,
+    },
+    /// One request is on its way to find out; others wait for it until then.
+    Probing {
+        until: Instant,
+        cooldown: Duration,
+    },
+}
+
+/// What an endpoint may do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gate {
+    Open,
+    /// Closed until a change, or until the instant, whichever is first.
+    Closed(Option<Instant>),
+}
+
+impl Gate {
+    /// Whether one who waits by `other` would wake too late.
+    pub(crate) fn opens_before(self, other: Self) -> bool {
+        match (self, other) {
+            (_, Self::Open) | (Self::Closed(None), _) => false,
+            (Self::Open, Self::Closed(_)) | (Self::Closed(Some(_)), Self::Closed(None)) => true,
+            (Self::Closed(Some(ours)), Self::Closed(Some(theirs))) => ours < theirs,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Marks {
+    /// `Some(None)` is a mark without an end of its own.
+    busy: Option<Option<Instant>>,
+    lease: Lease,
+    reach: Reach,
+    /// How many say that it is to drain.
+    draining: usize,
+}
+
+impl Default for Marks {
+    fn default() -> Self {
+        Self {
+            busy: None,
+            lease: Lease::None,
+            reach: Reach::Reachable,
+            draining: 0,
+        }
+    }
+}
+
+impl Marks {
+    /// What a new worker under the same id starts with: the marks whose owners
+    /// (the monitor, the operator) speak of the id, not of the connection.
+    pub(crate) fn for_successor(&self) -> Self {
+        Self {
+            busy: self.busy,
+            draining: self.draining,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn bits(&self) -> u64 {
+        let mut bits = 0;
+        if self.busy.is_some() {
+            bits |= Mark::Busy.bit();
+        }
+        if self.lease != Lease::None {
+            bits |= Mark::Leased.bit();
+        }
+        if self.draining > 0 {
+            bits |= Mark::Draining.bit();
+        }
+        bits | match self.reach {
+            Reach::Reachable => 0,
+            Reach::Down { .. } => Mark::Unreachable.bit(),
+            Reach::Suspect { .. } | Reach::Probing { .. } => SUSPECT,
+        }
+    }
+
+    /// Whether a request may be sent, and if not, when that may change by itself.
+    pub(crate) fn gate(&self) -> Gate {
+        let probing = matches!(self.reach, Reach::Probing { .. });
+        if self.bits() & EXCLUDED == 0 && !probing {
+            return Gate::Open;
+        }
+        Gate::Closed(self.earliest_end())
+    }
+
+    fn earliest_end(&self) -> Option<Instant> {
+        let lease = match self.lease {
+            Lease::None => None,
+            Lease::Ours(until) | Lease::Named(until) => Some(until),
+        };
+        let reach = match self.reach {
+            Reach::Down { until, .. } | Reach::Probing { until, .. } => Some(until),
+            Reach::Reachable | Reach::Suspect { .. } => None,
+        };
+        [self.busy.flatten(), lease, reach]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Ends every mark whose time has come.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        let over = |until: Instant| until <= now;
+        if self.busy.flatten().is_some_and(over) {
+            self.busy = None;
+        }
+        match self.lease {
+            Lease::Ours(until) | Lease::Named(until) if over(until) => self.lease = Lease::None,
+            _ => {}
+        }
+        match self.reach {
+            Reach::Down { until, cooldown } | Reach::Probing { until, cooldown } if over(until) => {
+                self.reach = Reach::Suspect { cooldown };
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn set_busy(&mut self, busy: Option<Option<Instant>>) {
+        self.busy = busy;
+    }
+
+    pub(crate) fn drain(&mut self) {
+        self.draining += 1;
+    }
+
+    pub(crate) fn undrain(&mut self) {
+        self.draining = self.draining.saturating_sub(1);
+    }
+
+    /// The worker refused a request.
+    pub(crate) fn refused(&mut self, now: Instant, named: Option<Duration>, times: &Times) {
+        let (until, named) = match named {
+            Some(named) if !named.is_zero() => (now + named.min(times.max_lease), true),
+            _ => (now + times.lease, false),
+        };
+        let (until, named) = match self.lease {
+            Lease::None => (until, named),
+            Lease::Ours(old) => (until.max(old), named),
+            // The worker's own word stands until its time.
+            Lease::Named(old) => (until.max(old), true),
+        };
+        self.lease = if named {
+            Lease::Named(until)
+        } else {
+            Lease::Ours(until)
+        };
+    }
+
+    /// A response of the worker that was no refusal has ended.
+    pub(crate) fn completed(&mut self) {
+        if let Lease::Ours(_) = self.lease {
+            self.lease = Lease::None;
+        }
+    }
+
+    /// A connection failed before any byte of a response.
+    pub(crate) fn failed(&mut self, now: Instant, times: &Times) {
+        let cooldown = match self.reach {
+            // The requests that were on their way when the worker went down
+            // fail together; they are one failure.
+            Reach::Down { .. } => return,
+            Reach::Reachable => times.cooldown,
+            Reach::Suspect { cooldown } | Reach::Probing { cooldown, .. } => {
+                cooldown.saturating_mul(2).min(times.max_cooldown)
+            }
+        };
+        self.reach = Reach::Down {
+            until: now + cooldown,
+            cooldown,
+        };
+    }
+
+    /// The worker answered: whatever it said, it can be reached.
+    pub(crate) fn answered(&mut self) {
+        self.reach = Reach::Reachable;
+    }
+
+    /// A request leaves for the worker. Whether it is the one that finds out
+    /// if a suspect worker is back.
+    pub(crate) fn dispatched(&mut self, now: Instant) -> bool {
+        let Reach::Suspect { cooldown } = self.reach else {
+            return false;
+        };
+        self.reach = Reach::Probing {
+            until: now + cooldown,
+            cooldown,
+        };
+        true
+    }
+
+    /// The probing request was given up without an answer.
+    pub(crate) fn probe_abandoned(&mut self) {
+        if let Reach::Probing { cooldown, .. } = self.reach {
+            self.reach = Reach::Suspect { cooldown };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMES: Times = Times {
+        lease: Duration::from_secs(1),
+        max_lease: Duration::from_secs(30),
+        cooldown: Duration::from_secs(1),
+        max_cooldown: Duration::from_secs(4),
+    };
+    const MS: Duration = Duration::from_millis(1);
+
+    fn after(start: Instant, ms: u64) -> Instant {
+        start + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn every_mark_excludes_by_itself_and_ends_by_itself() {
+        let start = Instant::now();
+        let mut marks = Marks::default();
+        assert_eq!(marks.gate(), Gate::Open);
+
+        marks.set_busy(Some(Some(after(start, 5))));
+        marks.refused(start, None, &TIMES);
+        marks.failed(start, &TIMES);
+        marks.drain();
+        assert_eq!(marks.bits(), EXCLUDED);
+        assert_eq!(marks.gate(), Gate::Closed(Some(after(start, 5))));
+
+        marks.expire(after(start, 5));
+        assert_eq!(marks.bits() & Mark::Busy.bit(), 0);
+        marks.expire(after(start, 1000));
+        assert_eq!(marks.bits(), Mark::Draining.bit() | SUSPECT);
+        marks.undrain();
+        assert_eq!(marks.gate(), Gate::Open);
+    }
+
+    #[test]
+    fn a_lease_ends_early_unless_the_worker_named_its_time() {
+        let start = Instant::now();
+        let mut marks = Marks::default();
+        marks.refused(start, None, &TIMES);
+        marks.completed();
+        assert_eq!(marks.gate(), Gate::Open);
+
+        marks.refused(start, Some(Duration::from_secs(2)), &TIMES);
+        marks.refused(start, None, &TIMES);
+        marks.completed();
+        assert_eq!(marks.gate(), Gate::Closed(Some(after(start, 2000))));
+    }
+
+    #[test]
+    fn a_named_lease_is_bounded_and_zero_names_nothing() {
+        let start = Instant::now();
+        let mut marks = Marks::default();
+        marks.refused(start, Some(Duration::MAX), &TIMES);
+        assert_eq!(marks.gate(), Gate::Closed(Some(start + TIMES.max_lease)));
+
+        let mut marks = Marks::default();
+        marks.refused(start, Some(Duration::ZERO), &TIMES);
+        assert_eq!(marks.gate(), Gate::Closed(Some(start + TIMES.lease)));
+    }
+
+    #[test]
+    fn failures_double_the_cooldown_up_to_its_cap_and_a_success_resets_it() {
+        let mut now = Instant::now();
+        let mut marks = Marks::default();
+        for cooldown in [1, 2, 4, 4] {
+            marks.failed(now, &TIMES);
+            marks.failed(now + MS, &TIMES);
+            let until = now + Duration::from_secs(cooldown);
+            assert_eq!(marks.gate(), Gate::Closed(Some(until)));
+            now = until;
+            marks.expire(now);
+            assert!(marks.dispatched(now), "the first request is the probe");
+            assert!(!marks.dispatched(now), "and there is one");
+        }
+        marks.answered();
+        marks.failed(now, &TIMES);
+        assert_eq!(marks.gate(), Gate::Closed(Some(now + TIMES.cooldown)));
+    }
+
+    #[test]
+    fn a_probe_holds_the_others_back_until_it_is_answered_given_up_or_too_old() {
+        let start = Instant::now();
+        let mut marks = Marks::default();
+        marks.failed(start, &TIMES);
+        let now = after(start, 1000);
+        marks.expire(now);
+        assert!(marks.dispatched(now));
+        assert_eq!(marks.gate(), Gate::Closed(Some(after(start, 2000))));
+        assert_eq!(
+            Class::of(marks.bits()),
+            Class::Eligible,
+            "callers wait for the outcome instead of being refused"
+        );
+        marks.probe_abandoned();
+        assert_eq!(marks.gate(), Gate::Open);
+
+        assert!(marks.dispatched(now));
+        marks.expire(after(start, 2000));
+        assert_eq!(marks.gate(), Gate::Open);
+    }
+
+    #[test]
+    fn a_successor_inherits_what_is_said_of_the_id_only() {
+        let start = Instant::now();
+        let mut marks = Marks::default();
+        marks.set_busy(Some(None));
+        marks.drain();
+        marks.refused(start, None, &TIMES);
+        marks.failed(start, &TIMES);
+        let bits = marks.for_successor().bits();
+        assert_eq!(bits, Mark::Busy.bit() | Mark::Draining.bit());
+    }
+}

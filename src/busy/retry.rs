@@ -1,0 +1,128 @@
+//! A retry policy: what one worker refused may have room at another.
+
+use crate::{BoxError, OverloadReason, ServiceOverloaded, Unavailable, Unreachable};
+use std::{
+    fmt,
+    future::{Ready, ready},
+    sync::Arc,
+};
+use tower::retry::{
+    Policy,
+    budget::{Budget, TpsBudget},
+};
+
+/// A [`Policy`] for tower's `Retry` that sends a request again which no engine
+/// has taken: one that its worker refused or that never reached a worker.
+///
+/// It sees that by the error's type: [`ServiceOverloaded`] for *worker at
+/// capacity* or *busy at dispatch*, and [`Unreachable`]. The refusing worker
+/// is leased or marked by then, so the balancer below picks another one. A
+/// request that a worker accepted is never sent twice: once a response head has
+/// come, nothing that happens to its body is a matter of this policy.
+///
+/// It is a service of clones, so it goes above the `Buffer`, and requests have
+/// to be `Clone`: read their bodies into memory first.
+///
+/// When no worker is left after a connection failed, the answer is that
+/// failure, not the emptiness that followed from it.
+pub struct RetryRefused<B = TpsBudget> {
+    budget: Arc<B>,
+    refused: usize,
+    unreachable: usize,
+    failure: Option<Unreachable>,
+}
+
+/// Every failed attempt marks its worker, so even many end soon.
+const UNREACHABLE_TIMES: usize = 16;
+
+impl RetryRefused {
+    /// Sends a request again at most `times` times after refusals, within
+    /// tower's default budget: over ten seconds no more than a fifth of the
+    /// requests, and ten a second in any case.
+    pub fn new(times: usize) -> Self {
+        Self::with_budget(times, Arc::new(TpsBudget::default()))
+    }
+}
+
+impl<B> RetryRefused<B> {
+    /// As [`new`](RetryRefused::new), within a budget that may be shared.
+    pub fn with_budget(times: usize, budget: Arc<B>) -> Self {
+        Self {
+            budget,
+            refused: times,
+            unreachable: UNREACHABLE_TIMES,
+            failure: None,
+        }
+    }
+
+    /// How often a request is sent again because its worker could not be
+    /// reached (default: 16). This is apart from the refusals: a dead worker
+    /// says nothing about the room of the others.
+    #[must_use]
+    pub fn unreachable_times(mut self, times: usize) -> Self {
+        self.unreachable = times;
+        self
+    }
+}
+
+fn was_not_taken(error: &BoxError) -> bool {
+    ServiceOverloaded::find_in(&**error).is_some_and(|overloaded| {
+        matches!(
+            overloaded.reason(),
+            OverloadReason::WorkerAtCapacity | OverloadReason::BusyAtDispatch
+        )
+    })
+}
+
+impl<Req, Res, B> Policy<Req, Res, BoxError> for RetryRefused<B>
+where
+    Req: Clone,
+    B: Budget,
+{
+    type Future = Ready<()>;
+
+    fn retry(&mut self, _: &mut Req, result: &mut Result<Res, BoxError>) -> Option<Self::Future> {
+        let Err(error) = result else {
+            self.budget.deposit();
+            return None;
+        };
+        let left = if let Some(failure) = Unreachable::find_in(&**error) {
+            self.failure = Some(failure.clone());
+            &mut self.unreachable
+        } else if was_not_taken(error) {
+            &mut self.refused
+        } else {
+            let unavailable = Unavailable::find_in(&**error).is_some();
+            if let Some(failure) = self.failure.take().filter(|_| unavailable) {
+                *error = failure.into();
+            }
+            return None;
+        };
+        *left = left.checked_sub(1)?;
+        self.budget.withdraw().then(|| ready(()))
+    }
+
+    fn clone_request(&mut self, request: &Req) -> Option<Req> {
+        (self.refused > 0 || self.unreachable > 0).then(|| request.clone())
+    }
+}
+
+impl<B> Clone for RetryRefused<B> {
+    fn clone(&self) -> Self {
+        Self {
+            budget: self.budget.clone(),
+            refused: self.refused,
+            unreachable: self.unreachable,
+            failure: self.failure.clone(),
+        }
+    }
+}
+
+impl<B> fmt::Debug for RetryRefused<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RetryRefused")
+            .field("refused", &self.refused)
+            .field("unreachable", &self.unreachable)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,343 @@
+use super::{
+    future::ResponseFuture,
+    layer::Options,
+    members::{Members, Observation, Verdict},
+};
+use crate::{
+    BoxError, OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason,
+    metrics::{FILTER_VERDICTS, Prefix},
+};
+use ::metrics::Counter;
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    mem,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+};
+use tokio::{
+    task::coop::unconstrained,
+    time::{Instant, Sleep},
+};
+use tower_service::Service;
+
+/// A balanced service set that never hangs; see [`BusyFilterLayer`].
+///
+/// `poll_ready` is `Ready` when a worker is, and also when none is and the
+/// answer is known: the error then comes from the response future, and the
+/// service works again for the next request. It is `Pending` only while some
+/// worker without a mark may still become ready, for at most the configured
+/// wait.
+///
+/// [`BusyFilterLayer`]: super::BusyFilterLayer
+pub struct BusyFilter<S> {
+    inner: S,
+    observation: Observation,
+    options: Options,
+    step: Step,
+    /// The epoch in which the inner service was last found pending: until it
+    /// changes, asking again would say the same.
+    pending_at: Option<u64>,
+    wait: Option<Wait>,
+    grace_until: Option<Instant>,
+    answers: Arc<Answers>,
+    condition: Condition,
+}
+
+/// What the next call does.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Unready,
+    Dispatch { epoch: u64 },
+    Answer { epoch: u64, answer: Answer },
+}
+
+/// A request that no worker gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Overloaded(OverloadReason),
+    Unavailable(UnavailableReason),
+}
+
+const WAITED_TOO_LONG: Answer = Answer::Unavailable(UnavailableReason::WaitedTooLong);
+
+impl Answer {
+    const ALL: [Self; 5] = [
+        Self::Overloaded(OverloadReason::AllWorkersBusy),
+        Self::Overloaded(OverloadReason::BusyAtDispatch),
+        Self::Unavailable(UnavailableReason::NoWorkers),
+        Self::Unavailable(UnavailableReason::NoneReachable),
+        WAITED_TOO_LONG,
+    ];
+
+    pub(super) fn due(verdict: Verdict) -> Option<Self> {
+        match verdict {
+            Verdict::Wait => None,
+            Verdict::Overloaded => Some(Self::Overloaded(OverloadReason::AllWorkersBusy)),
+            Verdict::Unavailable(reason) => Some(Self::Unavailable(reason)),
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Overloaded(reason) => reason.as_str(),
+            Self::Unavailable(reason) => reason.as_str(),
+        }
+    }
+
+    pub(super) fn into_error(self) -> BoxError {
+        match self {
+            Self::Overloaded(reason) => ServiceOverloaded::new(reason).into(),
+            Self::Unavailable(reason) => Unavailable::new(reason).into(),
+        }
+    }
+}
+
+/// The handles of the counters, one for each answer.
+pub(super) struct Answers {
+    counters: [Counter; 5],
+}
+
+impl Answers {
+    pub(super) fn new(prefix: &Prefix, model: &str) -> Self {
+        Self {
+            counters: Answer::ALL
+                .map(|answer| FILTER_VERDICTS.counter(prefix, &[model, answer.as_str()])),
+        }
+    }
+
+    pub(super) fn count(&self, answer: Answer) {
+        let known = Answer::ALL.iter().position(|known| *known == answer);
+        if let Some(counter) = known.and_then(|at| self.counters.get(at)) {
+            counter.increment(1);
+        }
+    }
+}
+
+/// Nothing was ready since the waiting began, which ends at the deadline.
+struct Wait {
+    /// Waiting for the discovery, whose grace ends then.
+    grace: Option<Instant>,
+    deadline: Instant,
+    timer: Pin<Box<Sleep>>,
+}
+
+/// What the filter last found; a change is worth a line in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Condition {
+    Serving,
+    Refusing(Answer),
+}
+
+/// How often a set that changes while it is asked is asked again at once.
+const ROUNDS: usize = 4;
+
+impl<S> BusyFilter<S> {
+    pub(super) fn new(inner: S, observation: Observation, options: Options) -> Self {
+        let grace = options.startup_grace;
+        Self {
+            inner,
+            observation,
+            answers: Arc::new(Answers::new(&options.prefix, &options.model)),
+            step: Step::Unready,
+            pending_at: None,
+            wait: None,
+            grace_until: (!grace.is_zero()).then(|| Instant::now() + grace),
+            condition: Condition::Serving,
+            options,
+        }
+    }
+
+    /// The membership that decides.
+    pub fn members(&self) -> &Members {
+        self.observation.members()
+    }
+
+    /// The wrapped service.
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// Asks the inner service, unless it said `Pending` and nothing changed.
+    ///
+    /// Outside of the cooperative budget: a `Pending` of an exhausted budget
+    /// says nothing about the workers.
+    fn poll_inner<Req>(&mut self) -> Poll<Result<u64, BoxError>>
+    where
+        S: Service<Req>,
+        S::Error: Into<BoxError>,
+    {
+        for _ in 0..ROUNDS {
+            let epoch = self.members().epoch();
+            if self.pending_at == Some(epoch) {
+                break;
+            }
+            let mut cx = Context::from_waker(self.observation.waker());
+            let inner = &mut self.inner;
+            let ask = pin!(unconstrained(poll_fn(|cx| inner.poll_ready(cx))));
+            match ask.poll(&mut cx) {
+                Poll::Ready(Ok(())) => {
+                    self.pending_at = None;
+                    return Poll::Ready(Ok(epoch));
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+                Poll::Pending => {
+                    self.pending_at = Some(epoch);
+                    self.members().settle(epoch);
+                }
+            }
+        }
+        Poll::Pending
+    }
+
+    /// The answer to a request while nothing is ready, or `Pending`.
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Answer> {
+        let verdict = self.members().verdict();
+        let in_grace = verdict == Verdict::Unavailable(UnavailableReason::NoWorkers)
+            && !self.members().discovered();
+        let grace = self.grace_until.filter(|_| in_grace);
+        let grace = grace.filter(|until| Instant::now() < *until);
+        match Answer::due(verdict) {
+            Some(answer) if grace.is_none() => {
+                self.wait = None;
+                Poll::Ready(answer)
+            }
+            _ => self.poll_wait(cx, grace),
+        }
+    }
+
+    fn poll_wait(&mut self, cx: &mut Context<'_>, grace: Option<Instant>) -> Poll<Answer> {
+        let now = Instant::now();
+        let max_wait = self.options.max_wait;
+        // What was found by waiting stands for as long as it took to find:
+        // those who queued behind it are answered at once, and later ones wait
+        // for themselves.
+        let wait = self.wait.take();
+        let wait = wait.filter(|wait| wait.grace == grace && now < wait.deadline + max_wait);
+        let wait = self.wait.insert(wait.unwrap_or_else(|| {
+            let longest = now + max_wait;
+            let deadline = grace.map_or(longest, |grace| grace.min(longest));
+            Wait {
+                grace,
+                deadline,
+                timer: Box::pin(tokio::time::sleep_until(deadline)),
+            }
+        }));
+        if wait.deadline <= now {
+            return Poll::Ready(WAITED_TOO_LONG);
+        }
+        if wait.timer.as_mut().poll(cx).is_ready() {
+            // The deadline passed since the clock was read: look again.
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+
+    fn found(&mut self, condition: Condition) {
+        if self.condition == condition {
+            return;
+        }
+        self.condition = condition;
+        let members = self.observation.members();
+        let (model, alive, usable) = (&*self.options.model, members.alive(), members.usable());
+        match condition {
+            Condition::Serving => {
+                tracing::info!(model, alive, usable, "workers take requests again");
+            }
+            Condition::Refusing(answer) => {
+                let answer = answer.as_str();
+                tracing::warn!(model, answer, alive, usable, "no worker takes requests");
+            }
+        }
+    }
+}
+
+impl<S, Req> Service<Req> for BusyFilter<S>
+where
+    S: Service<Req>,
+    S::Error: Into<BoxError>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = ResponseFuture<S::Future>;
+
+    /// # Errors
+    ///
+    /// Only what the inner service fails with; overload is no error here.
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.step = Step::Unready;
+        // Before the epoch is read: a change after that wakes this task.
+        self.observation.register(cx.waker());
+        match self.poll_inner() {
+            Poll::Ready(Ok(epoch)) => {
+                self.wait = None;
+                self.found(Condition::Serving);
+                self.step = Step::Dispatch { epoch };
+                return Poll::Ready(Ok(()));
+            }
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+            Poll::Pending => {}
+        }
+        self.poll_answer(cx).map(|answer| {
+            self.found(Condition::Refusing(answer));
+            let epoch = self.pending_at.unwrap_or_default();
+            self.step = Step::Answer { epoch, answer };
+            Ok(())
+        })
+    }
+
+    /// # Panics
+    ///
+    /// When called without a preceding `Ready` of `poll_ready`.
+    fn call(&mut self, request: Req) -> Self::Future {
+        let now = self.members().epoch();
+        let answer = match mem::replace(&mut self.step, Step::Unready) {
+            Step::Unready => panic!("called before ready"),
+            Step::Dispatch { epoch } if epoch == now => {
+                return ResponseFuture::running(self.inner.call(request));
+            }
+            Step::Answer { epoch, answer } if epoch == now => answer,
+            // Something changed since: what was ready may be busy, and what
+            // was busy may be free.
+            step => match self.poll_inner() {
+                Poll::Ready(Ok(_)) => return ResponseFuture::running(self.inner.call(request)),
+                Poll::Ready(Err(error)) => return ResponseFuture::failed(error),
+                Poll::Pending => match (Answer::due(self.members().verdict()), step) {
+                    (Some(answer), _) => answer,
+                    (None, Step::Answer { answer, .. }) if answer == WAITED_TOO_LONG => answer,
+                    (None, _) => Answer::Overloaded(OverloadReason::BusyAtDispatch),
+                },
+            },
+        };
+        self.answers.count(answer);
+        ResponseFuture::answered(answer)
+    }
+}
+
+/// A clone has no readiness, and waits for itself.
+impl<S: Clone> Clone for BusyFilter<S> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            observation: self.members().observe(),
+            options: self.options.clone(),
+            step: Step::Unready,
+            pending_at: None,
+            wait: None,
+            grace_until: self.grace_until,
+            answers: self.answers.clone(),
+            condition: self.condition,
+        }
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for BusyFilter<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BusyFilter")
+            .field("inner", &self.inner)
+            .field("members", self.members())
+            .field("condition", &self.condition)
+            .finish_non_exhaustive()
+    }
+}

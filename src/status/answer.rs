@@ -1,0 +1,115 @@
+use crate::{
+    OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason, Unreachable, error::find,
+};
+use std::{error::Error, time::Duration};
+use tower::{buffer, load_shed};
+
+/// What is said to the client: the four things that an error can come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AnswerKind {
+    /// There are workers, and they have no room. 529 by default.
+    Overloaded,
+    /// There is no path to a worker. 503.
+    Unavailable,
+    /// The connection to the worker failed. Only answered when a status is
+    /// configured for it.
+    Unreachable,
+    /// Anything else, where everything has to be answered. 500.
+    Internal,
+}
+
+/// What an error comes to, without its text.
+///
+/// | in the error's chain | kind | reason |
+/// |---|---|---|
+/// | [`ServiceOverloaded`] | overloaded | its reason |
+/// | [`Unavailable`] | unavailable | its reason |
+/// | `tower::load_shed::error::Overloaded` | overloaded | `load_shed` |
+/// | `tower::buffer::error::Closed` or `ServiceError` | unavailable | `service_closed` |
+/// | [`Unreachable`] | unreachable | `unreachable` |
+///
+/// The first row that matches is taken. Tower's `LoadShed` does not say what
+/// was not ready, so neither does the answer. A `Buffer` whose service has
+/// failed, or whose worker task is gone, never serves a request again, so
+/// there is no path through it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    kind: AnswerKind,
+    reason: Option<&'static str>,
+    retry_after: Option<Duration>,
+}
+
+impl Answer {
+    pub(super) const INTERNAL: Self = Self::new(AnswerKind::Internal, None);
+
+    const fn new(kind: AnswerKind, reason: Option<&'static str>) -> Self {
+        Self {
+            kind,
+            reason,
+            retry_after: None,
+        }
+    }
+
+    /// What `error` comes to; `None` if it holds none of the errors above.
+    pub fn of(error: &(dyn Error + 'static)) -> Option<Self> {
+        if let Some(overloaded) = ServiceOverloaded::find_in(error) {
+            Some(Self::from(*overloaded))
+        } else if let Some(unavailable) = Unavailable::find_in(error) {
+            Some(Self::from(*unavailable))
+        } else if find::<load_shed::error::Overloaded>(error).is_some() {
+            Some(Self::new(AnswerKind::Overloaded, Some("load_shed")))
+        } else if find::<buffer::error::Closed>(error).is_some()
+            || find::<buffer::error::ServiceError>(error).is_some()
+        {
+            Some(Self::new(AnswerKind::Unavailable, Some("service_closed")))
+        } else if Unreachable::find_in(error).is_some() {
+            Some(Self::new(AnswerKind::Unreachable, Some("unreachable")))
+        } else {
+            None
+        }
+    }
+
+    /// Which of the four it is.
+    pub const fn kind(&self) -> AnswerKind {
+        self.kind
+    }
+
+    /// The reason as a label: see the table above, [`OverloadReason::as_str`]
+    /// and [`UnavailableReason::as_str`]. An internal error has none.
+    pub const fn reason(&self) -> Option<&'static str> {
+        self.reason
+    }
+
+    /// When the error says a retry may succeed.
+    pub const fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+}
+
+impl From<ServiceOverloaded> for Answer {
+    fn from(error: ServiceOverloaded) -> Self {
+        Self {
+            retry_after: error.retry_after(),
+            ..Self::from(error.reason())
+        }
+    }
+}
+
+impl From<OverloadReason> for Answer {
+    fn from(reason: OverloadReason) -> Self {
+        Self::new(AnswerKind::Overloaded, Some(reason.as_str()))
+    }
+}
+
+impl From<Unavailable> for Answer {
+    fn from(error: Unavailable) -> Self {
+        Self::from(error.reason())
+    }
+}
+
+impl From<UnavailableReason> for Answer {
+    fn from(reason: UnavailableReason) -> Self {
+        Self::new(AnswerKind::Unavailable, Some(reason.as_str()))
+    }
+}

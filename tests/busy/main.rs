@@ -1,0 +1,7 @@
+//! The busy filter over tower's own balancer and buffer.
+
+mod discovery;
+mod filter;
+mod marks;
+mod retry;
+mod support;
