@@ -415,7 +415,7 @@ impl Gate {
 }
 
 fn pack(slots: u32, queue_limit: u32) -> u64 {
-    u64::from(slots) << 32 | u64::from(queue_limit)
+    (u64::from(slots) << 32) | u64::from(queue_limit)
 }
 
 fn used(limit: u32, free: i64) -> usize {

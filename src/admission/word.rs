@@ -32,7 +32,7 @@ impl Word {
     pub(super) const CONTENDED: u64 = CONTENDED;
 
     pub(super) const fn new(slots: u32, places: u32) -> Self {
-        Self((slots as u64 + BIAS) * SLOT | (places as u64 + BIAS) * PLACE)
+        Self(((slots as u64 + BIAS) * SLOT) | ((places as u64 + BIAS) * PLACE))
     }
 
     pub(super) const fn from_bits(bits: u64) -> Self {
@@ -45,12 +45,12 @@ impl Word {
 
     /// The slots that are free; negative while more are in use than there are.
     pub(super) const fn slots(self) -> i64 {
-        ((self.0 / SLOT & COUNT) as i64) - BIAS as i64
+        (((self.0 / SLOT) & COUNT) as i64) - BIAS as i64
     }
 
     /// The places that are free; negative while more wait than may.
     pub(super) const fn places(self) -> i64 {
-        ((self.0 / PLACE & COUNT) as i64) - BIAS as i64
+        (((self.0 / PLACE) & COUNT) as i64) - BIAS as i64
     }
 
     /// Admissions and releases must take the lock.
@@ -87,7 +87,7 @@ impl Word {
     }
 
     pub(super) const fn set_contended(self, contended: bool) -> Self {
-        Self(self.0 & !CONTENDED | contended as u64)
+        Self((self.0 & !CONTENDED) | contended as u64)
     }
 
     pub(super) const fn close(self) -> Self {
