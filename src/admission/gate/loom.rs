@@ -35,17 +35,23 @@ fn wait(mut waiter: Waiter) -> Result<Permit, Closed> {
 }
 
 /// In the engine until the drop, and counted there.
-struct Inside<'a>(&'a AtomicUsize, #[expect(dead_code)] Permit);
+struct Inside<'a> {
+    inside: &'a AtomicUsize,
+    _permit: Permit,
+}
 
 fn enter(inside: &AtomicUsize, permit: Permit, slots: usize) -> Inside<'_> {
     let others = inside.fetch_add(1, Ordering::SeqCst);
     assert!(others < slots, "more in the engine than there are slots");
-    Inside(inside, permit)
+    Inside {
+        inside,
+        _permit: permit,
+    }
 }
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        self.inside.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
