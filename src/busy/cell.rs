@@ -10,7 +10,7 @@
 use super::{
     marks::{Class, Gate, Mark, Marks, SUSPECT},
     members::Members,
-    set::Shared,
+    set::{Place, Shared},
 };
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use std::{fmt, task::Waker, time::Duration};
@@ -39,6 +39,8 @@ struct State {
 struct Seat {
     id: u64,
     members: Members,
+    /// Kept here and not in the endpoint, which balancers move about.
+    place: Place,
     waker: Option<Waker>,
 }
 
@@ -113,8 +115,8 @@ impl Cell {
         (result, wakes)
     }
 
-    /// Takes a seat for a new endpoint of `members`.
-    pub(crate) fn attach(&self, members: &Members) -> Result<u64, Retired> {
+    /// Takes a seat for a new endpoint of `members`; `place` leads here.
+    pub(crate) fn attach(&self, members: &Members, place: &Place) -> Result<u64, Retired> {
         let mut state = lock(&self.state);
         if state.retired {
             return Err(Retired);
@@ -129,6 +131,7 @@ impl Cell {
         state.seats.push(Seat {
             id,
             members: members.clone(),
+            place: place.clone(),
             waker: None,
         });
         drop(state);
@@ -136,11 +139,11 @@ impl Cell {
         Ok(id)
     }
 
-    /// The endpoint is gone. Whether nothing is left that needs the cell.
-    pub(crate) fn detach(&self, seat: u64) -> bool {
+    /// The endpoint is gone.
+    pub(crate) fn detach(&self, seat: u64) {
         let mut state = lock(&self.state);
         let Some(at) = state.seats.iter().position(|other| other.id == seat) else {
-            return false;
+            return;
         };
         let gone = state.seats.swap_remove(at);
         let vacant = state.seats.is_empty();
@@ -153,7 +156,9 @@ impl Cell {
         }
         drop(state);
         gone.members.touch();
-        vacant
+        if vacant {
+            gone.place.tidy();
+        }
     }
 
     /// Leaves `waker` in the seat if the endpoint has to wait.

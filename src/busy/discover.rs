@@ -106,7 +106,7 @@ where
                 }
                 let endpoint = Endpoint::new(
                     service,
-                    this.set.place(worker.clone()),
+                    &this.set.place(worker.clone()),
                     this.members,
                     this.policy.clone(),
                     this.completion.clone(),

@@ -46,25 +46,28 @@ pub struct Endpoint<S, P, C = CompleteOnBody> {
 
 /// A living endpoint; its drop is what takes the worker off the membership.
 struct Token {
-    place: Place,
     cell: Arc<Cell>,
     seat: u64,
 }
 
 impl Drop for Token {
     fn drop(&mut self) {
-        if self.cell.detach(self.seat) {
-            self.place.tidy();
-        }
+        self.cell.detach(self.seat);
     }
 }
 
 impl<S, P, C> Endpoint<S, P, C> {
-    pub(crate) fn new(inner: S, place: Place, members: &Members, policy: P, completion: C) -> Self {
+    pub(crate) fn new(
+        inner: S,
+        place: &Place,
+        members: &Members,
+        policy: P,
+        completion: C,
+    ) -> Self {
         let (cell, seat) = place.attach(members);
         Self {
             inner,
-            token: Token { place, cell, seat },
+            token: Token { cell, seat },
             policy,
             completion,
             timer: None,

@@ -230,7 +230,7 @@ impl<K: WorkerId> BusySet<K> {
 
     /// Where the marks of `worker` are.
     pub(crate) fn place(&self, worker: K) -> Place {
-        Place(Box::new(Entry {
+        Place(std::sync::Arc::new(Entry {
             set: self.clone(),
             worker,
         }))
@@ -312,7 +312,8 @@ impl<K: WorkerId> Lookup for Entry<K> {
 
 /// Finds the cell of one worker for those who mark it; the type of its id is
 /// erased, so that what holds a place needs no bounds to be dropped.
-pub(crate) struct Place(Box<dyn Lookup>);
+#[derive(Clone)]
+pub(crate) struct Place(std::sync::Arc<dyn Lookup>);
 
 impl Place {
     /// Runs `with` on the worker's cell, on its successor if it has just left.
@@ -326,7 +327,7 @@ impl Place {
 
     /// Seats a new endpoint of the worker.
     pub(crate) fn attach(&self, members: &Members) -> (Arc<Cell>, u64) {
-        self.with_cell(|cell| Ok((cell.clone(), cell.attach(members)?)))
+        self.with_cell(|cell| Ok((cell.clone(), cell.attach(members, self)?)))
     }
 
     /// Forgets the worker if nothing needs it any more.
