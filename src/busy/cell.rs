@@ -71,10 +71,12 @@ impl Cell {
     }
 
     /// Whether nothing stands in the way of a request: one load.
+    #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.word.load(Ordering::Acquire) == 0
     }
 
+    #[inline]
     fn has(&self, bits: u64) -> bool {
         self.word.load(Ordering::Acquire) & bits != 0
     }
@@ -228,6 +230,7 @@ impl Cell {
     }
 
     /// The worker answered something that is no refusal.
+    #[inline]
     pub(crate) fn answered(&self) {
         if self.has(Mark::Unreachable.bit() | SUSPECT) {
             let _ = self.change(Marks::answered);
@@ -235,6 +238,7 @@ impl Cell {
     }
 
     /// A response that was no refusal has ended.
+    #[inline]
     pub(crate) fn completed(&self) {
         if self.has(Mark::Leased.bit()) {
             let _ = self.change(Marks::completed);
@@ -242,6 +246,7 @@ impl Cell {
     }
 
     /// A request leaves. Whether it is a probe, whose end the caller reports.
+    #[inline]
     pub(crate) fn dispatched(&self) -> bool {
         self.has(SUSPECT)
             && self

@@ -71,6 +71,7 @@ impl Members {
     }
 
     /// The endpoints that are alive.
+    #[inline]
     pub fn alive(&self) -> u64 {
         self.inner.alive.load(Ordering::Acquire)
     }
@@ -89,6 +90,7 @@ impl Members {
     ///
     /// A mark whose time is over counts until its endpoint has noticed, which
     /// its timer makes it do.
+    #[inline]
     pub fn verdict(&self) -> Verdict {
         let counts = self.inner.counts.load(Ordering::Acquire);
         if counts % USABLE != 0 {
@@ -104,15 +106,18 @@ impl Members {
 
     /// The verdict, if nothing has happened since a filter last found that no
     /// worker is ready.
+    #[inline]
     pub(crate) fn settled_verdict(&self) -> Option<Verdict> {
         let settled = self.inner.settled.load(Ordering::Acquire);
         (settled == self.epoch()).then(|| self.verdict())
     }
 
+    #[inline]
     pub(crate) fn settle(&self, epoch: u64) {
         self.inner.settled.store(epoch, Ordering::Release);
     }
 
+    #[inline]
     pub(crate) fn epoch(&self) -> u64 {
         self.inner.epoch.load(Ordering::Acquire)
     }
@@ -225,11 +230,13 @@ pub(crate) struct Observation {
 }
 
 impl Observation {
+    #[inline]
     pub(crate) fn members(&self) -> &Members {
         &self.observer.members
     }
 
     /// The waker to poll workers with.
+    #[inline]
     pub(crate) fn waker(&self) -> &Waker {
         &self.waker
     }

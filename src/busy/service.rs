@@ -246,14 +246,19 @@ impl<S> BusyFilter<S> {
         Poll::Pending
     }
 
+    #[inline]
     fn found(&mut self, condition: Condition) {
-        if self.condition == condition {
-            return;
+        if self.condition != condition {
+            self.condition = condition;
+            self.log();
         }
-        self.condition = condition;
+    }
+
+    #[cold]
+    fn log(&self) {
         let members = self.observation.members();
         let (model, alive, usable) = (&*self.options.model, members.alive(), members.usable());
-        match condition {
+        match self.condition {
             Condition::Serving => {
                 tracing::info!(model, alive, usable, "workers take requests again");
             }
