@@ -91,7 +91,10 @@ pub fn parse<T: Parser>() -> T {
 pub fn try_parse<T: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<T, clap::Error> {
     // Otherwise `-1` is taken for an unknown option, and the error does not
     // name the option that it was meant for.
-    let mut command = T::command().mut_args(|arg| arg.allow_negative_numbers(true));
+    let mut command = T::command().mut_args(|arg| {
+        let takes_value = arg.get_action().takes_values();
+        arg.allow_negative_numbers(takes_value)
+    });
     let matches = command.try_get_matches_from_mut(args)?;
     T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
@@ -187,28 +190,41 @@ pub fn address(value: &str) -> Result<SocketAddr, String> {
 ///
 /// # Errors
 ///
-/// If `value` is no `http://` URL with a host, or has a query.
+/// If `value` is no `http://` URL with a host, has a query, or is longer than
+/// [`MAX_URL`].
 pub fn base_url(value: &str) -> Result<Uri, String> {
     match value.parse::<Uri>() {
         Ok(url)
-            if url.scheme_str() == Some("http")
+            if value.len() <= MAX_URL
+                && url.scheme_str() == Some("http")
                 && url.host().is_some_and(|host| !host.is_empty())
                 && url.query().is_none() =>
         {
             Ok(url)
         }
-        _ => Err("expected a URL of the form http://HOST:PORT".into()),
+        _ => Err(format!(
+            "expected a URL of the form http://HOST:PORT with at most {MAX_URL} bytes"
+        )),
     }
 }
+
+/// The most bytes of a URL that something is reached at.
+pub const MAX_URL: usize = 2048;
+
+/// The most bytes of the name of a worker or a model. A gateway keeps no
+/// longer ones, and a worker that has one could never register.
+pub const MAX_NAME: usize = 256;
 
 /// A parser of names.
 ///
 /// # Errors
 ///
-/// If `value` is empty.
+/// If `value` is empty, or longer than [`MAX_NAME`].
 pub fn name(value: &str) -> Result<String, String> {
-    if value.is_empty() {
-        return Err("expected at least one character".into());
+    if value.is_empty() || value.len() > MAX_NAME {
+        return Err(format!(
+            "expected at least one character and at most {MAX_NAME} bytes"
+        ));
     }
     Ok(value.into())
 }
@@ -288,6 +304,8 @@ mod tests {
         limit: Option<u32>,
         #[arg(long)]
         needed: String,
+        #[arg(long)]
+        quick: bool,
     }
 
     fn error(args: &[&str]) -> String {
@@ -308,6 +326,12 @@ mod tests {
                 )
             );
         }
+    }
+
+    #[test]
+    fn a_flag_without_a_value_is_read() {
+        let args = ["program", "--needed", "x", "--quick"].map(OsString::from);
+        assert!(try_parse::<Args>(args).unwrap().quick);
     }
 
     #[test]
