@@ -1,5 +1,8 @@
 use super::stack::{Id, Stack, StackOptions, WorkerClient, stack};
-use crate::client::{self, HttpClient};
+use crate::{
+    cli,
+    client::{self, HttpClient},
+};
 use bytes::Bytes;
 use http::Uri;
 use http_body_util::Full;
@@ -128,8 +131,6 @@ struct RankView {
     busy: bool,
 }
 
-/// The most characters of an id or a model's name.
-const MAX_NAME: usize = 256;
 /// The most models of one worker.
 const MAX_MODELS: usize = 64;
 
@@ -235,8 +236,8 @@ impl Registry {
         registration: Registration,
         permanent: bool,
     ) -> Result<WorkerView, Refused> {
-        check_name("id", id)?;
-        let url = crate::cli::base_url(&registration.url)
+        check_name("the id", id)?;
+        let url = cli::base_url(&registration.url)
             .map_err(|expected| Refused(format!("url is {:?}: {expected}", registration.url)))?;
         let service = WorkerClient::new(self.client.clone(), &url)
             .ok_or_else(|| Refused(format!("url is {url}: it has no host")))?;
@@ -253,11 +254,15 @@ impl Registry {
                 names.len()
             )));
         }
-        for name in &names {
+        for (n, name) in names.iter().enumerate() {
             check_name("models", name)?;
+            if names[..n].contains(name) {
+                return Err(Refused(format!("models has {name:?} twice")));
+            }
         }
 
         let mut workers = self.workers();
+        self.check_room_for(&names)?;
         let models: Result<Vec<_>, _> = names.iter().map(|name| self.ensure_model(name)).collect();
         let models = models.map_err(Refused)?;
         let old = workers.remove(id);
@@ -299,6 +304,20 @@ impl Registry {
         let view = self.view(&id, &registered);
         workers.insert(id, registered);
         Ok(view)
+    }
+
+    /// Whether all of `names` can be models. Asked before the first of them is
+    /// made, so that one that cannot be leaves nothing behind.
+    fn check_room_for(&self, names: &[String]) -> Result<(), Refused> {
+        const MOST: usize = KnownModels::DEFAULT_LIMIT;
+        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        let new = names.iter().filter(|name| !models.contains_key(&***name));
+        if models.len() + new.count() > MOST {
+            return Err(Refused(format!(
+                "models has a new one: no more than {MOST} can be known"
+            )));
+        }
+        Ok(())
     }
 
     /// Whether there is a worker of this id.
@@ -405,13 +424,10 @@ impl Registry {
 }
 
 fn check_name(what: &str, name: &str) -> Result<(), Refused> {
-    if name.is_empty() || name.len() > MAX_NAME {
-        return Err(Refused(format!(
-            "{what} has {} bytes: expected from 1 to {MAX_NAME}",
-            name.len()
-        )));
+    match cli::name(name) {
+        Ok(_) => Ok(()),
+        Err(expected) => Err(Refused(format!("{what} is {name:?}: {expected}"))),
     }
-    Ok(())
 }
 
 impl fmt::Debug for Registry {
