@@ -435,3 +435,83 @@ impl fmt::Debug for Registry {
         f.debug_struct("Registry").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registry() -> Registry {
+        Registry::new(RegistryOptions {
+            default_model: "tiny".into(),
+            overload_status: 529,
+            lease: Duration::from_secs(1),
+            stale_after: None,
+            registration_ttl: Duration::from_secs(10),
+            stack: StackOptions {
+                max_wait: Duration::from_secs(3),
+                retry_refused: 1,
+            },
+        })
+        .unwrap()
+    }
+
+    fn at(port: u16) -> Registration {
+        Registration::at(&format!("http://127.0.0.1:{port}").parse().unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_is_removed_when_it_was_silent_for_the_whole_ttl() {
+        let registry = Arc::new(registry());
+        let mut upkeep = tokio::task::JoinSet::new();
+        upkeep.spawn(registry.clone().expire_registrations());
+        let pass = |seconds: u64| tokio::time::sleep(Duration::from_millis(1000 * seconds + 1));
+        registry.register("permanent", at(1), true).unwrap();
+        registry.register("silent", at(2), false).unwrap();
+        registry.register("heard", at(3), false).unwrap();
+        let ids = || -> Vec<_> {
+            let views = registry.views().into_iter();
+            views.map(|view| view.id.to_string()).collect()
+        };
+        pass(9).await;
+        let event = |worker: &str| LoadEvent::new(worker.into(), 0);
+        registry.load(&[event("heard"), event("nobody")]);
+        assert_eq!(ids(), ["heard", "permanent", "silent"]);
+        pass(1).await;
+        assert_eq!(ids(), ["heard", "permanent"]);
+        pass(8).await;
+        // A registration is heard as well, and does not make it expire.
+        registry.register("permanent", at(1), false).unwrap();
+        registry.register("heard", at(3), false).unwrap();
+        pass(9).await;
+        assert_eq!(ids(), ["heard", "permanent"]);
+        pass(1).await;
+        assert_eq!(ids(), ["permanent"]);
+        pass(100).await;
+        assert_eq!(ids(), ["permanent"]);
+    }
+
+    #[tokio::test]
+    async fn a_registration_with_a_model_too_many_makes_none() {
+        let registry = registry();
+        let most = KnownModels::DEFAULT_LIMIT;
+        let serving = |names: Vec<String>| Registration {
+            models: Some(names),
+            ..at(1)
+        };
+        let mut names = (1..most - 1).map(|n| format!("m{n}"));
+        loop {
+            let some: Vec<_> = names.by_ref().take(MAX_MODELS).collect();
+            if some.is_empty() {
+                break;
+            }
+            registry.register("a", serving(some), false).unwrap();
+        }
+        let two = vec!["last".to_owned(), "one-too-many".to_owned()];
+        let refused = registry.register("b", serving(two), false).unwrap_err();
+        assert!(refused.to_string().contains("1024"), "{refused}");
+        assert!(registry.model("last").is_none());
+        assert!(!registry.knows("b"));
+        let last = vec!["last".to_owned(), "tiny".to_owned()];
+        registry.register("b", serving(last), false).unwrap();
+    }
+}
