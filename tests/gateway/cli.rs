@@ -5,6 +5,8 @@ use crate::{
     serving::{Client, events, prompt, text, value},
     support::{COMPLETIONS, NOWHERE, eventually},
 };
+use http::Method;
+use http_body_util::BodyExt;
 use overload_examples::{
     cli::try_parse,
     gateway::{GatewayArgs, GatewayConfig},
@@ -317,4 +319,22 @@ async fn a_gateway_that_is_terminated_drains_and_exits_with_0() {
     gateway.process.terminate();
     assert_eq!(events(&text(running).await).len(), 42);
     assert_eq!(gateway.process.code().await, Some(0));
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_second_signal_ends_a_gateway_that_drains() {
+    let mut command = example("gateway");
+    let stuck = ["--embedded-decode-tokens-per-second", "0.000001"];
+    let gateway = start(command.args(stuck)).await;
+    let running = gateway.public.start(2).await;
+    gateway.process.terminate();
+    eventually("nothing new is taken", async || {
+        let health = gateway.public.send(Method::GET, "/health", &[], "").await;
+        health.is_err()
+    })
+    .await;
+    gateway.process.terminate();
+    assert_eq!(gateway.process.code().await, Some(1));
+    assert!(running.into_body().collect().await.is_err());
 }
