@@ -107,3 +107,7 @@ pub type BoxError = tower::BoxError;
 pub trait WorkerId: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static {}
 
 impl<T: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static> WorkerId for T {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;

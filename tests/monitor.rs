@@ -294,6 +294,21 @@ async fn a_cleared_threshold_turns_its_check_off() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_capacity_is_shown_as_it_was_given() {
+    let (monitor, _, _) = above_half();
+    for (blocks, tokens) in [(None, Some(0)), (Some(0), Some(7)), (Some(7), None)] {
+        let config = WorkerConfig::new([0]).unwrap();
+        let config = config
+            .kv_total_blocks(blocks)
+            .max_num_batched_tokens(tokens);
+        monitor.configure_for_all("a", config);
+        let shown = worker(&monitor, "a");
+        let shown = (shown.kv_total_blocks, shown.max_num_batched_tokens);
+        assert_eq!(shown, (blocks, tokens));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn events_in_a_batch_are_judged_in_order() {
     let (monitor, _, busy) = above_half();
     monitor.configure_for_all("a", of_100_blocks([0]));

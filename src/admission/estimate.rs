@@ -7,34 +7,25 @@ use std::{
     time::Duration,
 };
 
-/// One admission in this many measures how long its slot is held. Reading the
-/// clock costs as much as admitting.
-const SAMPLE_EVERY: u64 = 64;
-
 /// The weight of a new sample is one part in this many.
 const SMOOTHING: i64 = 8;
 
-/// A running mean of the time that a slot is held.
+/// A running mean of the time that a slot is held, in nanoseconds; 0 while
+/// nothing is known.
 ///
-/// Updates may overwrite each other: a lost sample or a lost tick of the
-/// sampler is the price of not paying for an atomic read-modify-write.
+/// Updates may overwrite each other: a lost sample is the price of not paying
+/// for an atomic read-modify-write.
 #[derive(Debug, Default)]
 pub(super) struct HoldTime {
-    ticks: AtomicU64,
-    /// Nanoseconds; 0 while nothing is known.
     mean: AtomicU64,
+    /// The mean over the number of slots: the time between two releases when
+    /// all are in use. Kept, so that a refusal need not divide.
+    between_releases: AtomicU64,
 }
 
 impl HoldTime {
-    /// Whether the clock is to be read for this admission: the first one, and
-    /// then about one in [`SAMPLE_EVERY`].
-    pub(super) fn sample(&self) -> bool {
-        let tick = self.ticks.load(Relaxed);
-        self.ticks.store(tick.wrapping_add(1), Relaxed);
-        tick % SAMPLE_EVERY == 0
-    }
-
-    pub(super) fn record(&self, held: Duration) {
+    /// One of `slots` slots was held for this long.
+    pub(super) fn record(&self, held: Duration, slots: u32) {
         let held = i64::try_from(held.as_nanos()).unwrap_or(i64::MAX).max(1);
         let mean = self.mean.load(Relaxed) as i64;
         let mean = match mean {
@@ -43,17 +34,28 @@ impl HoldTime {
             _ => mean + (held - mean).div_euclid(SMOOTHING),
         };
         self.mean.store(mean as u64, Relaxed);
+        self.set_slots(slots);
+    }
+
+    /// There are `slots` slots from now on.
+    pub(super) fn set_slots(&self, slots: u32) {
+        let mean = self.mean.load(Relaxed);
+        if mean > 0 {
+            let between = (mean / u64::from(slots.max(1))).max(1);
+            self.between_releases.store(between, Relaxed);
+        }
     }
 
     /// How long it takes until one more request behind `waiting` others gets
-    /// one of `slots` slots: in whole seconds, at least one and at most
-    /// `cap`. `None` while no slot was ever seen to be released.
-    pub(super) fn retry_after(&self, waiting: u64, slots: u64, cap: Duration) -> Option<Duration> {
-        let mean = self.mean.load(Relaxed);
-        if mean == 0 {
+    /// a slot: in whole seconds, at least one and at most `cap`. `None` while
+    /// no slot was ever seen to be released.
+    #[inline]
+    pub(super) fn retry_after(&self, waiting: u64, cap: Duration) -> Option<Duration> {
+        let between = self.between_releases.load(Relaxed);
+        if between == 0 {
             return None;
         }
-        let nanos = mean.saturating_mul(waiting.saturating_add(1)) / slots.max(1);
+        let nanos = between.saturating_mul(waiting.saturating_add(1));
         let seconds = nanos.div_ceil(1_000_000_000).max(1);
         Some(Duration::from_secs(seconds).min(cap))
     }
@@ -65,15 +67,17 @@ mod tests {
 
     const CAP: Duration = Duration::from_secs(60);
 
-    fn after(held: Duration, waiting: u64, slots: u64) -> u64 {
+    fn after(held: Duration, waiting: u64, slots: u32) -> u64 {
         let hold = HoldTime::default();
-        hold.record(held);
-        hold.retry_after(waiting, slots, CAP).unwrap().as_secs()
+        hold.record(held, slots);
+        hold.retry_after(waiting, CAP).unwrap().as_secs()
     }
 
     #[test]
     fn nothing_is_said_while_nothing_is_known() {
-        assert_eq!(HoldTime::default().retry_after(9, 1, CAP), None);
+        let hold = HoldTime::default();
+        hold.set_slots(3);
+        assert_eq!(hold.retry_after(9, CAP), None);
     }
 
     #[test]
@@ -88,23 +92,18 @@ mod tests {
     }
 
     #[test]
-    fn it_follows_the_recent_times() {
+    fn it_follows_the_recent_times_and_the_number_of_slots() {
         let hold = HoldTime::default();
-        hold.record(Duration::from_secs(40));
+        hold.record(Duration::from_secs(40), 1);
         for _ in 0..300 {
-            hold.record(Duration::from_secs(2));
+            hold.record(Duration::from_secs(2), 1);
         }
-        assert_eq!(hold.retry_after(0, 1, CAP), Some(Duration::from_secs(2)));
-        for _ in 0..100 {
-            hold.record(Duration::MAX);
+        assert_eq!(hold.retry_after(7, CAP), Some(Duration::from_secs(16)));
+        hold.set_slots(4);
+        assert_eq!(hold.retry_after(7, CAP), Some(Duration::from_secs(4)));
+        for _ in 0..300 {
+            hold.record(Duration::MAX, 4);
         }
-        assert_eq!(hold.retry_after(0, 1, CAP), Some(CAP));
-    }
-
-    #[test]
-    fn the_first_admission_and_one_in_sixty_four_read_the_clock() {
-        let hold = HoldTime::default();
-        let sampled: Vec<_> = (0..200).filter(|_| hold.sample()).collect();
-        assert_eq!(sampled, [0, 64, 128, 192]);
+        assert_eq!(hold.retry_after(0, CAP), Some(CAP));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     permit::Permit,
-    shared::{Admission, Rejection, Wait},
+    shared::{Admission, Wait},
 };
 use crate::BoxError;
 use pin_project_lite::pin_project;
@@ -31,6 +31,8 @@ pin_project! {
     {
         #[pin]
         state: State<S, R, S::Future>,
+        // After the state, so that it is dropped when the engine is done.
+        permit: Permit,
         completion: C,
     }
 }
@@ -39,21 +41,20 @@ pin_project! {
     #[project = StateProj]
     enum State<S, R, F> {
         Refused {
-            rejection: Rejection,
+            error: Option<BoxError>,
         },
         Queued {
-            wait: Wait,
+            // Boxed, so that requests which do not wait are not moved about
+            // with room for it.
+            wait: Box<Wait>,
             start: Option<Start<S, R>>,
         },
-        // A permit comes after what it permits, so that it is dropped later.
         Readying {
             start: Option<Start<S, R>>,
-            permit: Option<Permit>,
         },
         Running {
             #[pin]
             future: F,
-            permit: Option<Permit>,
         },
         Done,
     }
@@ -66,30 +67,54 @@ struct Start<S, R> {
 }
 
 const OWNED: &str = "owned until the next state";
+const ONCE: &str = "polled after it has completed";
 
 impl<S, R, C> EngineAdmissionFuture<S, R, C>
 where
     S: Service<R> + Clone,
 {
+    #[inline]
+    pub(super) fn start(permit: Permit, engine: &S, request: R, completion: C) -> Self {
+        Self {
+            state: State::Readying {
+                start: Some(Start::new(engine, request)),
+            },
+            permit,
+            completion,
+        }
+    }
+
+    #[inline]
+    pub(super) fn refuse(error: BoxError, completion: C) -> Self {
+        Self {
+            state: State::Refused { error: Some(error) },
+            permit: Permit::empty(),
+            completion,
+        }
+    }
+
     pub(super) fn new(admission: Admission, engine: &S, request: R, completion: C) -> Self {
-        let start = || {
-            Some(Start {
-                engine: engine.clone(),
-                request,
-            })
-        };
-        let state = match admission {
-            Admission::Start(permit) => State::Readying {
-                start: start(),
-                permit: Some(permit),
+        match admission {
+            Admission::Start(permit) => Self::start(permit, engine, request, completion),
+            Admission::Refuse(error) => Self::refuse(error, completion),
+            Admission::Wait(wait) => Self {
+                state: State::Queued {
+                    wait,
+                    start: Some(Start::new(engine, request)),
+                },
+                permit: Permit::empty(),
+                completion,
             },
-            Admission::Wait(wait) => State::Queued {
-                wait,
-                start: start(),
-            },
-            Admission::Refuse(rejection) => State::Refused { rejection },
-        };
-        Self { state, completion }
+        }
+    }
+}
+
+impl<S: Clone, R> Start<S, R> {
+    fn new(engine: &S, request: R) -> Self {
+        Self {
+            engine: engine.clone(),
+            request,
+        }
     }
 }
 
@@ -101,58 +126,70 @@ where
 {
     type Output = Result<C::Output, BoxError>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        loop {
-            match this.state.as_mut().project() {
-                StateProj::Refused { rejection } => {
-                    let error = BoxError::from(*rejection);
-                    this.state.set(State::Done);
-                    return Poll::Ready(Err(error));
-                }
-                StateProj::Queued { wait, start } => match ready!(wait.poll(cx)) {
-                    Ok(permit) => {
-                        let next = State::Readying {
-                            start: start.take(),
-                            permit: Some(permit),
-                        };
-                        this.state.set(next);
-                    }
-                    Err(rejection) => {
-                        this.state.set(State::Done);
-                        return Poll::Ready(Err(rejection.into()));
-                    }
-                },
-                StateProj::Readying { start, permit } => {
-                    let engine = &mut start.as_mut().expect(OWNED).engine;
-                    if let Err(error) = ready!(engine.poll_ready(cx)) {
-                        this.state.set(State::Done);
-                        return Poll::Ready(Err(error.into()));
-                    }
-                    let Start {
-                        mut engine,
-                        request,
-                    } = start.take().expect(OWNED);
-                    let next = State::Running {
-                        future: engine.call(request),
-                        permit: permit.take(),
-                    };
-                    this.state.set(next);
-                }
-                StateProj::Running { future, permit } => {
-                    let result = ready!(future.poll(cx));
-                    let permit = permit.take().expect(OWNED);
-                    // The engine's own leftovers go before the slot does.
-                    this.state.set(State::Done);
-                    return Poll::Ready(match result {
-                        Ok(response) => Ok(this.completion.track_completion(permit, response)),
-                        Err(error) => Err(error.into()),
-                    });
-                }
-                StateProj::Done => panic!("polled after it has completed"),
+        // In the order in which a request goes through them. The common ways
+        // are short, so that they can be inlined where the future is awaited.
+        if let StateProj::Refused { error } = this.state.as_mut().project() {
+            return Poll::Ready(Err(error.take().expect(ONCE)));
+        }
+        if let StateProj::Queued { .. } = this.state.as_mut().project() {
+            if let Err(error) = ready!(poll_queued(this.state.as_mut(), this.permit, cx)) {
+                return Poll::Ready(Err(error));
             }
         }
+        if let StateProj::Readying { start } = this.state.as_mut().project() {
+            let engine = &mut start.as_mut().expect(OWNED).engine;
+            if let Err(error) = ready!(engine.poll_ready(cx)) {
+                this.state.set(State::Done);
+                drop(this.permit.take());
+                return Poll::Ready(Err(error.into()));
+            }
+            let Start {
+                mut engine,
+                request,
+            } = start.take().expect(OWNED);
+            let future = engine.call(request);
+            this.state.set(State::Running { future });
+        }
+        let StateProj::Running { future } = this.state.as_mut().project() else {
+            panic!("{ONCE}");
+        };
+        let result = ready!(future.poll(cx));
+        // The engine's own leftovers go before the slot does.
+        this.state.set(State::Done);
+        let permit = this.permit.take();
+        Poll::Ready(match result {
+            Ok(response) => Ok(this.completion.track_completion(permit, response)),
+            Err(error) => Err(error.into()),
+        })
     }
+}
+
+/// Goes on to `Readying` with a permit, or is done.
+#[cold]
+fn poll_queued<S, R, F>(
+    mut state: Pin<&mut State<S, R, F>>,
+    permit: &mut Permit,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), BoxError>> {
+    let StateProj::Queued { wait, start } = state.as_mut().project() else {
+        return Poll::Ready(Ok(()));
+    };
+    let granted = ready!(wait.poll(cx));
+    let start = start.take();
+    Poll::Ready(match granted {
+        Ok(granted) => {
+            *permit = granted;
+            state.set(State::Readying { start });
+            Ok(())
+        }
+        Err(error) => {
+            state.set(State::Done);
+            Err(error)
+        }
+    })
 }
 
 impl<S, R, C> fmt::Debug for EngineAdmissionFuture<S, R, C>

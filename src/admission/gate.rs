@@ -44,10 +44,17 @@ use tokio::time::Instant;
 pub(super) struct Gate {
     word: AtomicU64,
     state: Mutex<Inner>,
+    /// On a cache line of its own: it is read by all, and rarely written.
+    quiet: Box<Quiet>,
+}
+
+#[derive(Debug)]
+struct Quiet {
     /// Slots and queue limit, changed under the lock only. Whoever reads them
     /// without it gets an estimate.
     limits: atomic::AtomicU64,
     hold: HoldTime,
+    epoch: Instant,
     metrics: OnceLock<Metrics>,
 }
 
@@ -59,6 +66,19 @@ struct Inner {
     waiters: Waiters,
     /// Taken from their entries, and to be woken once the lock is free.
     wakers: VecDeque<Waker>,
+}
+
+/// What an arrival gets without the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// It owns a slot, for which there is no permit yet.
+    Admitted {
+        /// The time that the slot is held is to be measured.
+        sampled: bool,
+    },
+    Full,
+    /// [`Gate::arrive`] decides.
+    Undecided,
 }
 
 /// What an arrival gets.
@@ -137,59 +157,84 @@ impl Gate {
                 waiters: Waiters::default(),
                 wakers: VecDeque::new(),
             }),
-            limits: atomic::AtomicU64::new(pack(slots, queue_limit)),
-            hold: HoldTime::default(),
-            metrics: OnceLock::new(),
+            quiet: Box::new(Quiet {
+                limits: atomic::AtomicU64::new(pack(slots, queue_limit)),
+                hold: HoldTime::default(),
+                epoch: Instant::now(),
+                metrics: OnceLock::new(),
+            }),
         }
     }
 
     /// Reports under `prefix` from now on, unless it reports already.
     pub(super) fn report(&self, prefix: &Prefix) {
-        self.metrics.get_or_init(|| Metrics::new(prefix));
+        self.quiet.metrics.get_or_init(|| Metrics::new(prefix));
     }
 
+    #[inline]
     pub(super) fn metrics(&self) -> Option<&Metrics> {
-        self.metrics.get()
+        self.quiet.metrics.get()
     }
 
-    pub(super) fn hold(&self) -> &HoldTime {
-        &self.hold
+    /// The time now, on the gate's own scale: nanoseconds, never 0.
+    pub(super) fn now(&self) -> u64 {
+        let nanos = self.quiet.epoch.elapsed().as_nanos();
+        u64::try_from(nanos).unwrap_or(u64::MAX).max(1)
     }
 
-    /// Takes a slot, or else a place in the queue if the request `may_queue`.
-    pub(super) fn arrive(gate: &Arc<Self>, may_queue: bool) -> Decision {
-        let arrival = match may_queue {
-            true => Arrival::MayQueue,
-            false => Arrival::WithoutQueue,
-        };
-        let mut word = Word::from_bits(gate.word.load(Ordering::Acquire));
+    /// A slot was held since then.
+    #[cold]
+    pub(super) fn record_held(&self, since: u64) {
+        let (slots, _) = self.limits();
+        let held = Duration::from_nanos(self.now().saturating_sub(since));
+        self.quiet.hold.record(held, slots);
+    }
+
+    /// Decides without the lock, where that is possible.
+    #[inline]
+    pub(super) fn enter(&self, may_queue: bool) -> Entry {
+        let mut word = Word::from_bits(self.word.load(Ordering::Acquire));
         loop {
             if word.slots() > 0 {
                 if !word.open() {
-                    break;
+                    return Entry::Undecided;
                 }
-                match gate.word.compare_exchange_weak(
+                match self.word.compare_exchange_weak(
                     word.bits(),
-                    word.add_slots(-1).bits(),
+                    word.take_slot().bits(),
                     Ordering::Acquire,
                     Ordering::Acquire,
                 ) {
                     Ok(_) => {
-                        if let Some(metrics) = gate.metrics() {
+                        if let Some(metrics) = self.metrics() {
                             metrics.engine.increment(1.0);
                         }
-                        let since = gate.hold.sample().then(Instant::now);
-                        return Decision::Admitted(Permit::new(gate, since, false));
+                        let sampled = word.sampled();
+                        return Entry::Admitted { sampled };
                     }
                     Err(bits) => word = Word::from_bits(bits),
                 }
             } else if !word.closed() && (word.places() <= 0 || !may_queue) {
-                return Decision::Full;
+                return Entry::Full;
             } else {
-                break;
+                return Entry::Undecided;
             }
         }
-        Self::arrive_locked(gate, arrival)
+    }
+
+    /// Takes a slot, or else a place in the queue if the request `may_queue`.
+    pub(super) fn arrive(gate: &Arc<Self>, may_queue: bool) -> Decision {
+        match gate.enter(may_queue) {
+            Entry::Admitted { sampled } => Decision::Admitted(Permit::new(gate, sampled, false)),
+            Entry::Full => Decision::Full,
+            Entry::Undecided => Self::arrive_locked(
+                gate,
+                match may_queue {
+                    true => Arrival::MayQueue,
+                    false => Arrival::WithoutQueue,
+                },
+            ),
+        }
     }
 
     /// Takes a slot, or else a place in the queue, or else parks until one of
@@ -202,6 +247,7 @@ impl Gate {
     }
 
     #[cold]
+    #[inline(never)]
     fn arrive_locked(gate: &Arc<Self>, arrival: Arrival<'_>) -> Decision {
         let waker = match arrival {
             Arrival::MayPark(waker) => Some(waker.clone()),
@@ -217,10 +263,10 @@ impl Gate {
         if frozen.word.closed() {
             Decision::Closed
         } else if frozen.room() {
+            let sampled = frozen.word.sampled();
             let counted = frozen.admit();
             drop(frozen);
-            let since = gate.hold.sample().then(Instant::now);
-            Decision::Admitted(Permit::new(gate, since, counted))
+            Decision::Admitted(Permit::new(gate, sampled, counted))
         } else if !matches!(arrival, Arrival::WithoutQueue) && frozen.word.places() > 0 {
             frozen.word = frozen.word.add_places(-1);
             frozen.queued += 1;
@@ -233,6 +279,7 @@ impl Gate {
     }
 
     /// Gives a slot back, to the oldest waiter if there is one.
+    #[inline]
     pub(super) fn release(&self) {
         if let Some(metrics) = self.metrics() {
             metrics.engine.decrement(1.0);
@@ -249,6 +296,12 @@ impl Gate {
                 Err(bits) => word = Word::from_bits(bits),
             }
         }
+        self.release_locked();
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn release_locked(&self) {
         let mut frozen = self.freeze();
         frozen.word = frozen.word.add_slots(1);
         frozen.settle();
@@ -266,8 +319,10 @@ impl Gate {
     pub(super) fn set_slots(&self, slots: u32) {
         let mut frozen = self.freeze();
         let (old, queue_limit) = self.limits();
-        self.limits
+        self.quiet
+            .limits
             .store(pack(slots, queue_limit), atomic::Ordering::Relaxed);
+        self.quiet.hold.set_slots(slots);
         let more = i64::from(slots) - i64::from(old);
         frozen.word = frozen.word.add_slots(more);
         frozen.settle();
@@ -277,7 +332,8 @@ impl Gate {
     pub(super) fn set_queue_limit(&self, queue_limit: u32) {
         let mut frozen = self.freeze();
         let (slots, old) = self.limits();
-        self.limits
+        self.quiet
+            .limits
             .store(pack(slots, queue_limit), atomic::Ordering::Relaxed);
         let more = i64::from(queue_limit) - i64::from(old);
         frozen.word = frozen.word.add_places(more);
@@ -330,15 +386,17 @@ impl Gate {
 
     /// When a request that comes now may get a slot; see
     /// [`HoldTime::retry_after`].
+    #[inline]
     pub(super) fn retry_after(&self, cap: Duration) -> Option<Duration> {
         let word = Word::from_bits(self.word.load(Ordering::Relaxed));
-        let (slots, queue_limit) = self.limits();
+        let (_, queue_limit) = self.limits();
         let waiting = used(queue_limit, word.places());
-        self.hold.retry_after(waiting as u64, u64::from(slots), cap)
+        self.quiet.hold.retry_after(waiting as u64, cap)
     }
 
+    #[inline]
     fn limits(&self) -> (u32, u32) {
-        let limits = self.limits.load(atomic::Ordering::Relaxed);
+        let limits = self.quiet.limits.load(atomic::Ordering::Relaxed);
         ((limits >> 32) as u32, limits as u32)
     }
 
@@ -357,7 +415,7 @@ impl Gate {
 }
 
 fn pack(slots: u32, queue_limit: u32) -> u64 {
-    u64::from(slots) << 32 | u64::from(queue_limit)
+    (u64::from(slots) << 32) | u64::from(queue_limit)
 }
 
 fn used(limit: u32, free: i64) -> usize {
@@ -385,7 +443,7 @@ impl Frozen<'_> {
     /// Takes a slot; says whether it counts as awaiting its first token.
     fn admit(&mut self) -> bool {
         let counted = self.inner.first_token_limit.is_some();
-        self.word = self.word.add_slots(-1);
+        self.word = self.word.take_slot();
         self.inner.awaiting += u32::from(counted);
         self.admitted += 1;
         counted
@@ -534,9 +592,16 @@ impl Waiter {
 
     /// Stops waiting, unless it has an answer already.
     pub(super) fn give_up(&mut self) -> Ended {
-        let Some(key) = self.key.take() else {
-            return Ended::Left;
-        };
+        match self.leave() {
+            Some(State::Granted { counted }) => Ended::Granted(self.permit(counted)),
+            Some(State::Closed) => Ended::Closed,
+            _ => Ended::Left,
+        }
+    }
+
+    /// Leaves the lines; says in which state.
+    fn leave(&mut self) -> Option<State> {
+        let key = self.key.take()?;
         let mut frozen = self.gate.freeze();
         let state = frozen.inner.waiters.state(key);
         let waker = frozen.inner.waiters.remove(key);
@@ -546,20 +611,26 @@ impl Waiter {
         }
         frozen.finish();
         drop(waker);
-        match state {
-            State::Granted { counted } => Ended::Granted(self.permit(counted)),
-            State::Closed => Ended::Closed,
-            State::Queued | State::Parked => Ended::Left,
-        }
+        Some(state)
     }
 
     fn permit(&self, counted: bool) -> Permit {
-        Permit::new(&self.gate, Some(Instant::now()), counted)
+        // Whoever had to wait has slept: reading the clock does not matter.
+        Permit::new(&self.gate, true, counted)
     }
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        drop(self.give_up());
+        if let Some(State::Granted { counted }) = self.leave() {
+            // Never used, so it says nothing about how long a slot is held.
+            drop(Permit::new(&self.gate, false, counted));
+        }
     }
 }
+
+#[cfg(all(test, not(tower_overload_loom)))]
+mod tests;
+
+#[cfg(all(test, tower_overload_loom))]
+mod loom;

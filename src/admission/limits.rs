@@ -18,7 +18,7 @@ pub const DEFAULT_QUEUE_LIMIT: usize = 16;
 /// the reference's documented minimum. Limits given in code may be lower.
 pub const MIN_QUEUE_LIMIT_IN_ENV: usize = 2;
 
-/// The highest value of any limit: 2²⁹ − 1, more than half a billion.
+/// The highest value of any limit: 2²⁷ − 1, more than a hundred million.
 pub const MAX_LIMIT: usize = MAX as usize;
 
 /// How many requests may be in the engine and how many may wait.
@@ -213,14 +213,14 @@ mod tests {
 
     #[test]
     fn a_bad_value_is_named_with_what_is_allowed() {
-        for bad in ["0", "-1", "abc", "1.5", "536870912", "99999999999999999999"] {
+        for bad in ["0", "-1", "abc", "1.5", "134217728", "99999999999999999999"] {
             let error = parse(bad, "").unwrap_err();
             assert_eq!(error.variable(), "DYN_ENGINE_REQUEST_LIMIT");
             assert_eq!(error.value(), bad);
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "DYN_ENGINE_REQUEST_LIMIT={bad:?}: an integer from 1 to 536870911 is allowed"
+                    "DYN_ENGINE_REQUEST_LIMIT={bad:?}: an integer from 1 to 134217727 is allowed"
                 )
             );
         }
@@ -228,7 +228,7 @@ mod tests {
             assert_eq!(
                 parse("2", bad).unwrap_err().to_string(),
                 format!(
-                    "DYN_DYNAMO_REQUEST_QUEUE_LIMIT={bad:?}: an integer from 2 to 536870911 is allowed"
+                    "DYN_DYNAMO_REQUEST_QUEUE_LIMIT={bad:?}: an integer from 2 to 134217727 is allowed"
                 )
             );
         }
@@ -238,14 +238,14 @@ mod tests {
     fn zero_slots_and_more_than_the_most_are_refused() {
         assert_eq!(
             Limits::new(0, 4).unwrap_err().to_string(),
-            "slots must be from 1 to 536870911, not 0"
+            "slots must be from 1 to 134217727, not 0"
         );
         assert!(Limits::new(MAX_LIMIT, MAX_LIMIT).is_ok());
         assert!(Limits::new(MAX_LIMIT + 1, 0).is_err());
         assert_eq!(
             Limits::new(1, usize::MAX).unwrap_err().to_string(),
             format!(
-                "queue limit must be from 0 to 536870911, not {}",
+                "queue limit must be from 0 to 134217727, not {}",
                 usize::MAX
             )
         );

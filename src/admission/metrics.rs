@@ -34,6 +34,7 @@ impl Metrics {
         }
     }
 
+    #[inline]
     pub(super) fn refuse(&self, refusal: Refusal) {
         self.refused.increment(1);
         match refusal {

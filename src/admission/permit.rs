@@ -4,7 +4,6 @@ use super::gate::Gate;
 use crate::{completion::ObserveFrame, sync::Arc};
 use http::Response;
 use http_body::Frame;
-use tokio::time::Instant;
 use tower::load::TrackCompletion;
 
 /// A request's right to be in the engine. Dropping it gives the slot to the
@@ -14,19 +13,21 @@ use tower::load::TrackCompletion;
 /// [`TrackCompletion`] of one's own gets it together with the engine's
 /// response, and decides how long it lives.
 #[derive(Debug)]
-pub struct Permit {
-    // Dropped before the slot: nobody can count as awaiting a first token
-    // without being in the engine.
-    prefill: Option<Prefill>,
-    slot: Slot,
-}
+pub struct Permit(Held);
 
+// A first token is awaited in the engine only: so it goes before the slot.
 #[derive(Debug)]
-enum Slot {
-    /// There is no cap.
-    Uncapped,
-    Own(OwnedSlot),
-    Shared(SlotHold),
+enum Held {
+    /// There is no cap, or no slot yet.
+    Nothing,
+    Own {
+        prefill: Option<Prefill>,
+        slot: Slot,
+    },
+    Shared {
+        prefill: Option<Prefill>,
+        slot: SlotHold,
+    },
 }
 
 /// Counts as awaiting the first token until it is dropped.
@@ -40,56 +41,78 @@ impl Drop for Prefill {
 }
 
 #[derive(Debug)]
-struct OwnedSlot {
+struct Slot {
     gate: Arc<Gate>,
-    /// When it was taken, if that is measured.
-    since: Option<Instant>,
+    /// When it was taken, by the gate's clock; 0 if that is not measured.
+    since: u64,
 }
 
-impl Drop for OwnedSlot {
+impl Drop for Slot {
+    #[inline]
     fn drop(&mut self) {
-        if let Some(since) = self.since {
-            self.gate.hold().record(since.elapsed());
+        if self.since > 0 {
+            self.gate.record_held(self.since);
         }
         self.gate.release();
     }
 }
 
 impl Permit {
-    pub(super) fn new(gate: &Arc<Gate>, since: Option<Instant>, counted: bool) -> Self {
-        Self {
+    /// Of a slot that was taken already, and counted as awaiting its first
+    /// token or not; `sampled`: the time that it is held is to be measured.
+    #[inline]
+    pub(super) fn new(gate: &Arc<Gate>, sampled: bool, counted: bool) -> Self {
+        Self(Held::Own {
             prefill: counted.then(|| Prefill(gate.clone())),
-            slot: Slot::Own(OwnedSlot {
+            slot: Slot {
                 gate: gate.clone(),
-                since,
-            }),
-        }
+                since: if sampled { gate.now() } else { 0 },
+            },
+        })
     }
 
-    pub(super) const fn uncapped() -> Self {
-        Self {
-            prefill: None,
-            slot: Slot::Uncapped,
+    /// Holds nothing: there is no cap, or no slot yet.
+    #[inline]
+    pub(super) const fn empty() -> Self {
+        Self(Held::Nothing)
+    }
+
+    /// Leaves nothing behind.
+    #[inline]
+    pub(super) fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::empty())
+    }
+
+    fn awaits_first_token(&self) -> bool {
+        match &self.0 {
+            Held::Nothing => false,
+            Held::Own { prefill, .. } | Held::Shared { prefill, .. } => prefill.is_some(),
         }
     }
 
     /// Says that the request has produced its first token, and so does not
     /// count against the first-token limit any more. Later calls do nothing.
+    #[inline]
     pub fn first_token(&mut self) {
-        self.prefill = None;
+        match &mut self.0 {
+            Held::Nothing => {}
+            Held::Own { prefill, .. } | Held::Shared { prefill, .. } => *prefill = None,
+        }
     }
 
     /// A handle that keeps the slot taken for as long as it or a clone of it
     /// lives, also after this permit is gone.
     pub fn hold(&mut self) -> SlotHold {
-        let hold = match std::mem::replace(&mut self.slot, Slot::Uncapped) {
-            Slot::Uncapped => SlotHold { _slot: None },
-            Slot::Own(slot) => SlotHold {
-                _slot: Some(Arc::new(slot)),
-            },
-            Slot::Shared(hold) => hold,
+        let (prefill, slot) = match self.take().0 {
+            Held::Nothing => return SlotHold { _slot: None },
+            Held::Own { prefill, slot } => {
+                let slot = Some(Arc::new(slot));
+                (prefill, SlotHold { _slot: slot })
+            }
+            Held::Shared { prefill, slot } => (prefill, slot),
         };
-        self.slot = Slot::Shared(hold.clone());
+        let hold = slot.clone();
+        self.0 = Held::Shared { prefill, slot };
         hold
     }
 }
@@ -103,7 +126,7 @@ impl Permit {
 #[derive(Clone, Debug)]
 pub struct SlotHold {
     /// `None` without a cap.
-    _slot: Option<Arc<OwnedSlot>>,
+    _slot: Option<Arc<Slot>>,
 }
 
 /// Puts a [`SlotHold`] into the extensions of the response, and completes the
@@ -143,7 +166,7 @@ where
     P: FnMut(&Frame<D>) -> bool,
 {
     fn observe(&mut self, permit: &mut Permit, frame: &Frame<D>) {
-        if permit.prefill.is_some() && (self.0)(frame) {
+        if permit.awaits_first_token() && (self.0)(frame) {
             permit.first_token();
         }
     }

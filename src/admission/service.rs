@@ -2,7 +2,7 @@
 
 use super::{
     EngineAdmissionFuture, Permit, QueuePolicy, Refusal,
-    gate::{Decision, Ended, Gate, Place, Waiter},
+    gate::{Decision, Ended, Entry, Gate, Place, Waiter},
     layer::{AlwaysQueue, UntilBodyEnd},
     shared::{Admission, Shared},
 };
@@ -68,9 +68,26 @@ where
     }
 
     fn call(&mut self, request: R) -> Self::Future {
-        let admission = self.shared.arrive(self.shared.queueing.may_queue(&request));
-        let completion = self.shared.completion.clone();
-        EngineAdmissionFuture::new(admission, &self.inner, request, completion)
+        let (shared, engine) = (&self.shared, &self.inner);
+        let may_queue = shared.queueing.may_queue(&request);
+        let completion = shared.completion.clone();
+        let Some(gate) = &shared.gate else {
+            return EngineAdmissionFuture::start(Permit::empty(), engine, request, completion);
+        };
+        // The common ways are kept short, without a detour over the others.
+        match gate.enter(may_queue) {
+            Entry::Admitted { sampled } => {
+                let permit = Permit::new(gate, sampled, false);
+                EngineAdmissionFuture::start(permit, engine, request, completion)
+            }
+            Entry::Full => {
+                EngineAdmissionFuture::refuse(shared.refuse(Refusal::AtCapacity), completion)
+            }
+            Entry::Undecided => {
+                let admission = shared.arrive(may_queue);
+                EngineAdmissionFuture::new(admission, engine, request, completion)
+            }
+        }
     }
 }
 
@@ -195,10 +212,10 @@ where
             Reservation::Queue(waiter) if may_queue => self.shared.wait(waiter),
             Reservation::Queue(mut waiter) => match waiter.give_up() {
                 Ended::Granted(permit) => Admission::Start(permit),
-                Ended::Left => self.shared.refuse(Refusal::AtCapacity),
-                Ended::Closed => self.shared.refuse(Refusal::ShuttingDown),
+                Ended::Left => Admission::Refuse(self.shared.refuse(Refusal::AtCapacity)),
+                Ended::Closed => Admission::Refuse(self.shared.refuse(Refusal::ShuttingDown)),
             },
-            Reservation::Closed => self.shared.refuse(Refusal::ShuttingDown),
+            Reservation::Closed => Admission::Refuse(self.shared.refuse(Refusal::ShuttingDown)),
             Reservation::None | Reservation::Parked(_) => self.shared.arrive(may_queue),
         };
         let completion = self.shared.completion.clone();

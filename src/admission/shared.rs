@@ -35,24 +35,9 @@ pub(super) struct Timing {
 #[derive(Debug)]
 pub(super) enum Admission {
     Start(Permit),
-    Wait(Wait),
-    Refuse(Rejection),
-}
-
-/// The answer to a request that is not admitted.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Rejection {
-    Overloaded(ServiceOverloaded),
-    Unavailable(Unavailable),
-}
-
-impl From<Rejection> for BoxError {
-    fn from(rejection: Rejection) -> Self {
-        match rejection {
-            Rejection::Overloaded(error) => error.into(),
-            Rejection::Unavailable(error) => error.into(),
-        }
-    }
+    Wait(Box<Wait>),
+    /// With the answer.
+    Refuse(BoxError),
 }
 
 impl<C, W> Shared<C, W> {
@@ -63,47 +48,46 @@ impl<C, W> Shared<C, W> {
     /// Takes a place for a request that has none yet.
     pub(super) fn arrive(&self, may_queue: bool) -> Admission {
         let Some(gate) = &self.gate else {
-            return Admission::Start(Permit::uncapped());
+            return Admission::Start(Permit::empty());
         };
         match Gate::arrive(gate, may_queue) {
             Decision::Admitted(permit) => Admission::Start(permit),
             Decision::Waits(waiter) => self.wait(waiter),
-            Decision::Full => self.refuse(Refusal::AtCapacity),
-            Decision::Closed => self.refuse(Refusal::ShuttingDown),
+            Decision::Full => Admission::Refuse(self.refuse(Refusal::AtCapacity)),
+            Decision::Closed => Admission::Refuse(self.refuse(Refusal::ShuttingDown)),
         }
     }
 
     pub(super) fn wait(&self, waiter: Waiter) -> Admission {
-        Admission::Wait(Wait {
+        Admission::Wait(Box::new(Wait {
             waiter,
             since: Instant::now(),
             timer: None,
             timing: self.timing,
-        })
+        }))
     }
 
-    pub(super) fn refuse(&self, refusal: Refusal) -> Admission {
-        let gate = self.gate.as_deref();
-        Admission::Refuse(reject(gate, refusal, self.timing))
+    /// Counts a refusal and makes its error.
+    #[inline]
+    pub(super) fn refuse(&self, refusal: Refusal) -> BoxError {
+        reject(self.gate.as_deref(), refusal, self.timing)
     }
 }
 
-/// Counts a refusal and makes its error.
-fn reject(gate: Option<&Gate>, refusal: Refusal, timing: Timing) -> Rejection {
+#[inline]
+fn reject(gate: Option<&Gate>, refusal: Refusal, timing: Timing) -> BoxError {
     if let Some(metrics) = gate.and_then(Gate::metrics) {
         metrics.refuse(refusal);
     }
-    let overloaded = |reason| {
-        let retry_after = gate.and_then(|gate| gate.retry_after(timing.max_retry_after));
-        Rejection::Overloaded(ServiceOverloaded::new(reason).with_retry_after(retry_after))
+    let reason = match refusal {
+        Refusal::AtCapacity => OverloadReason::WorkerAtCapacity,
+        Refusal::WaitedTooLong => OverloadReason::WaitedTooLong,
+        Refusal::ShuttingDown => return Unavailable::new(UnavailableReason::ShuttingDown).into(),
     };
-    match refusal {
-        Refusal::AtCapacity => overloaded(OverloadReason::WorkerAtCapacity),
-        Refusal::WaitedTooLong => overloaded(OverloadReason::WaitedTooLong),
-        Refusal::ShuttingDown => {
-            Rejection::Unavailable(Unavailable::new(UnavailableReason::ShuttingDown))
-        }
-    }
+    let retry_after = gate.and_then(|gate| gate.retry_after(timing.max_retry_after));
+    ServiceOverloaded::new(reason)
+        .with_retry_after(retry_after)
+        .into()
 }
 
 /// A request in the queue. Dropping it leaves the queue.
@@ -117,7 +101,7 @@ pub(super) struct Wait {
 }
 
 impl Wait {
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Permit, Rejection>> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Permit, BoxError>> {
         // A slot that was granted in time is taken, however late the poll.
         match self.waiter.poll_slot(cx) {
             Poll::Ready(Ok(permit)) => return Poll::Ready(Ok(permit)),
@@ -144,7 +128,7 @@ impl Wait {
         })
     }
 
-    fn reject(&self, refusal: Refusal) -> Rejection {
+    fn reject(&self, refusal: Refusal) -> BoxError {
         reject(Some(self.waiter.gate()), refusal, self.timing)
     }
 }

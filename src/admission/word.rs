@@ -1,35 +1,38 @@
 //! The packed word that the gate decides on.
 
-/// The highest number of slots, and of places in the queue: 2²⁹ − 1.
-pub(super) const MAX: u32 = (1 << 29) - 1;
+/// The highest number of slots, and of places in the queue: 2²⁷ − 1.
+pub(super) const MAX: u32 = (1 << 27) - 1;
 
-/// Free slots and free places of the queue in one word, with two flags.
+/// Free slots and free places of the queue in one word, with two flags and
+/// the clock's divider.
 ///
 /// Both counts are signed: after a limit was lowered below what is in use
 /// they are negative, so that a changed limit is an addition, and no limit is
 /// loaded apart from the count that it is compared with.
 ///
 /// ```text
-///  63            32 31             2   1      0
-/// │ free slots     │ free places    │closed│contended│
+///  63    58 57        30 29         2   1      0
+/// │ tick   │ free slots │ free places│closed│contended│
 /// ```
 ///
-/// Slots are in two's complement, places are biased by [`BIAS`] so that no
-/// sum borrows from the slots. Neither count leaves ±[`MAX`].
+/// The counts are biased by [`BIAS`], so that no sum of one borrows from the
+/// other; neither leaves ±[`MAX`]. The tick counts admissions and wraps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Word(u64);
 
 const CONTENDED: u64 = 1;
 const CLOSED: u64 = 1 << 1;
 const PLACE: u64 = 1 << 2;
-const SLOT: u64 = 1 << 32;
-const BIAS: i64 = 1 << 29;
+const SLOT: u64 = 1 << 30;
+const TICK: u64 = 1 << 58;
+const COUNT: u64 = (1 << 28) - 1;
+const BIAS: u64 = 1 << 27;
 
 impl Word {
     pub(super) const CONTENDED: u64 = CONTENDED;
 
     pub(super) const fn new(slots: u32, places: u32) -> Self {
-        Self((slots as u64 * SLOT) | ((places as u64 + BIAS as u64) * PLACE))
+        Self(((slots as u64 + BIAS) * SLOT) | ((places as u64 + BIAS) * PLACE))
     }
 
     pub(super) const fn from_bits(bits: u64) -> Self {
@@ -42,12 +45,12 @@ impl Word {
 
     /// The slots that are free; negative while more are in use than there are.
     pub(super) const fn slots(self) -> i64 {
-        self.0 as i64 >> 32
+        (((self.0 / SLOT) & COUNT) as i64) - BIAS as i64
     }
 
     /// The places that are free; negative while more wait than may.
     pub(super) const fn places(self) -> i64 {
-        ((self.0 as u32 >> 2) as i64) - BIAS
+        (((self.0 / PLACE) & COUNT) as i64) - BIAS as i64
     }
 
     /// Admissions and releases must take the lock.
@@ -64,6 +67,17 @@ impl Word {
         self.0 & (CONTENDED | CLOSED) == 0
     }
 
+    /// The next admission is one of the few that read the clock: the first,
+    /// and then one in 64.
+    pub(super) const fn sampled(self) -> bool {
+        self.0 < TICK
+    }
+
+    /// Admits one.
+    pub(super) const fn take_slot(self) -> Self {
+        Self(self.0.wrapping_add(TICK - SLOT))
+    }
+
     pub(super) const fn add_slots(self, n: i64) -> Self {
         Self(self.0.wrapping_add((n as u64).wrapping_mul(SLOT)))
     }
@@ -73,7 +87,7 @@ impl Word {
     }
 
     pub(super) const fn set_contended(self, contended: bool) -> Self {
-        Self(self.0 & !CONTENDED | contended as u64)
+        Self((self.0 & !CONTENDED) | contended as u64)
     }
 
     pub(super) const fn close(self) -> Self {
@@ -109,5 +123,20 @@ mod tests {
             prop_assert_eq!(back, Word::new(slots, places).set_contended(contended).close());
             prop_assert!(back.closed() && !back.open());
         }
+    }
+
+    #[test]
+    fn one_admission_in_sixty_four_reads_the_clock() {
+        let mut word = Word::new(1, 0);
+        let mut sampled = Vec::new();
+        for n in 0..200 {
+            if word.sampled() {
+                sampled.push(n);
+            }
+            word = word.take_slot();
+            assert_eq!((word.slots(), word.places()), (0, 0));
+            word = word.add_slots(1);
+        }
+        assert_eq!(sampled, [0, 64, 128, 192]);
     }
 }

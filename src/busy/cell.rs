@@ -248,6 +248,11 @@ impl Cell {
         let _ = self.change(Marks::probe_abandoned);
     }
 
+    /// Ends the marks whose time has come, also if nobody asks for the worker.
+    pub(crate) fn expire(&self, now: Instant) {
+        let _ = self.change(|marks| marks.expire(now));
+    }
+
     /// The marks as they are at `now`.
     pub(crate) fn marks_at(&self, now: Instant) -> Marks {
         let mut marks = lock(&self.state).marks.clone();

@@ -136,7 +136,10 @@ where
         let probing = cell.dispatched();
         ResponseFuture {
             future: self.inner.call(request),
-            attempt: Attempt { cell, probing },
+            attempt: Attempt {
+                cell: Some(cell),
+                probing,
+            },
             policy: self.policy.clone(),
             completion: self.completion.clone(),
         }
@@ -159,26 +162,29 @@ impl<S, P, C> fmt::Debug for Endpoint<S, P, C> {
     }
 }
 
-/// A request on its way to the worker.
+/// A request on its way to the worker, until its outcome is known.
 #[derive(Debug)]
 struct Attempt {
-    cell: Arc<Cell>,
+    /// `None` once the outcome is known.
+    cell: Option<Arc<Cell>>,
     /// Others wait for the outcome of this one.
     probing: bool,
 }
 
 impl Attempt {
     fn refused(&mut self, refusal: Refusal) -> BoxError {
-        self.probing = false;
-        self.cell.refused(refusal.retry_after);
+        if let Some(cell) = self.cell.take() {
+            cell.refused(refusal.retry_after);
+        }
         ServiceOverloaded::new(OverloadReason::WorkerAtCapacity)
             .with_retry_after(refusal.retry_after)
             .into()
     }
 
     fn unreachable(&mut self, error: BoxError) -> BoxError {
-        self.probing = false;
-        self.cell.failed();
+        if let Some(cell) = self.cell.take() {
+            cell.failed();
+        }
         if Unreachable::find_in(&*error).is_some() {
             error
         } else {
@@ -187,18 +193,19 @@ impl Attempt {
     }
 
     fn answered(&mut self) -> Completion {
-        self.probing = false;
-        self.cell.answered();
-        Completion {
-            cell: self.cell.clone(),
+        let cell = self.cell.take();
+        if let Some(cell) = &cell {
+            cell.answered();
         }
+        Completion { cell }
     }
 }
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        if self.probing {
-            self.cell.probe_abandoned();
+        match &self.cell {
+            Some(cell) if self.probing => cell.probe_abandoned(),
+            _ => {}
         }
     }
 }
@@ -206,12 +213,14 @@ impl Drop for Attempt {
 /// Lives as long as a response of a worker; its drop ends the worker's lease.
 #[derive(Debug)]
 pub struct Completion {
-    cell: Arc<Cell>,
+    cell: Option<Arc<Cell>>,
 }
 
 impl Drop for Completion {
     fn drop(&mut self) {
-        self.cell.completed();
+        if let Some(cell) = &self.cell {
+            cell.completed();
+        }
     }
 }
 

@@ -79,6 +79,19 @@ impl Answer {
         }
     }
 
+    /// Its place in [`ALL`](Self::ALL); past the end for what the filter
+    /// never says.
+    fn index(self) -> usize {
+        match self {
+            Self::Overloaded(OverloadReason::AllWorkersBusy) => 0,
+            Self::Overloaded(OverloadReason::BusyAtDispatch) => 1,
+            Self::Unavailable(UnavailableReason::NoWorkers) => 2,
+            Self::Unavailable(UnavailableReason::NoneReachable) => 3,
+            Self::Unavailable(UnavailableReason::WaitedTooLong) => 4,
+            Self::Overloaded(_) | Self::Unavailable(_) => Self::ALL.len(),
+        }
+    }
+
     fn as_str(self) -> &'static str {
         match self {
             Self::Overloaded(reason) => reason.as_str(),
@@ -108,8 +121,7 @@ impl Answers {
     }
 
     pub(super) fn count(&self, answer: Answer) {
-        let known = Answer::ALL.iter().position(|known| *known == answer);
-        if let Some(counter) = known.and_then(|at| self.counters.get(at)) {
+        if let Some(counter) = self.counters.get(answer.index()) {
             counter.increment(1);
         }
     }
@@ -267,24 +279,30 @@ where
     /// Only what the inner service fails with; overload is no error here.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.step = Step::Unready;
-        // Before the epoch is read: a change after that wakes this task.
-        self.observation.register(cx.waker());
-        match self.poll_inner() {
-            Poll::Ready(Ok(epoch)) => {
-                self.wait = None;
-                self.found(Condition::Serving);
-                self.step = Step::Dispatch { epoch };
+        loop {
+            match self.poll_inner() {
+                Poll::Ready(Ok(epoch)) => {
+                    self.wait = None;
+                    self.found(Condition::Serving);
+                    self.step = Step::Dispatch { epoch };
+                    return Poll::Ready(Ok(()));
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {}
+            }
+            if let Poll::Ready(answer) = self.poll_answer(cx) {
+                self.found(Condition::Refusing(answer));
+                let epoch = self.pending_at.unwrap_or_default();
+                self.step = Step::Answer { epoch, answer };
                 return Poll::Ready(Ok(()));
             }
-            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-            Poll::Pending => {}
+            // Whatever changes from here on wakes this task; what changed
+            // before shows in the epoch.
+            self.observation.register(cx.waker());
+            if self.pending_at == Some(self.members().epoch()) {
+                return Poll::Pending;
+            }
         }
-        self.poll_answer(cx).map(|answer| {
-            self.found(Condition::Refusing(answer));
-            let epoch = self.pending_at.unwrap_or_default();
-            self.step = Step::Answer { epoch, answer };
-            Ok(())
-        })
     }
 
     /// # Panics

@@ -64,13 +64,13 @@ impl Shared {
             if live {
                 self.count(mark, is);
             }
-            tracing::info!(
-                model = &*self.model,
-                worker,
-                mark = mark.as_str(),
-                on = is,
-                "worker mark changed"
-            );
+            let (model, mark) = (&*self.model, mark.as_str());
+            // Whoever judges the load knows the numbers, and has logged them.
+            if mark == Mark::Busy.as_str() {
+                tracing::debug!(model, worker, mark, on = is, "worker mark changed");
+            } else {
+                tracing::info!(model, worker, mark, on = is, "worker mark changed");
+            }
         }
     }
 
@@ -171,16 +171,30 @@ impl<K: WorkerId> BusySet<K> {
     /// routed since.
     pub fn snapshot(&self) -> Vec<(K, WorkerMarks)> {
         let now = Instant::now();
-        let cells: Vec<_> = {
-            let cells = lock(&self.inner.cells);
-            let cells = cells.by_worker.iter();
-            cells.map(|(k, cell)| (k.clone(), cell.clone())).collect()
-        };
-        let marked = cells.into_iter().map(|(worker, cell)| {
+        let marked = self.cells().into_iter().map(|(worker, cell)| {
             let marks = WorkerMarks(cell.marks_at(now).bits());
             (worker, marks)
         });
         marked.filter(|(_, marks)| marks.is_excluded()).collect()
+    }
+
+    /// Takes off the marks whose time is over.
+    ///
+    /// Routing and snapshots never need this: they look at the time. The
+    /// `…_excluded_workers` gauges and the log do not, so that a fleet without
+    /// requests would show its last leases for ever. Call it before a scrape,
+    /// or now and then. Its cost is linear in the number of workers.
+    pub fn sweep(&self) {
+        let now = Instant::now();
+        for (_, cell) in self.cells() {
+            cell.expire(now);
+        }
+    }
+
+    fn cells(&self) -> Vec<(K, Arc<Cell>)> {
+        let cells = lock(&self.inner.cells);
+        let cells = cells.by_worker.iter();
+        cells.map(|(k, cell)| (k.clone(), cell.clone())).collect()
     }
 
     /// How many workers the set has memory for.

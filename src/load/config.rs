@@ -17,7 +17,8 @@ use std::{borrow::Cow, fmt, num::NonZeroU64};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerConfig {
     ranks: Vec<u32>,
-    capacity: Capacity,
+    kv_total_blocks: Option<u64>,
+    max_num_batched_tokens: Option<u64>,
     worker_type: Cow<'static, str>,
 }
 
@@ -45,24 +46,25 @@ impl WorkerConfig {
         }
         Ok(Self {
             ranks,
-            capacity: Capacity::default(),
+            kv_total_blocks: None,
+            max_num_batched_tokens: None,
             worker_type: Cow::Borrowed("decode"),
         })
     }
 
-    /// KV blocks that each rank has. Unknown by default, and 0 is unknown
-    /// as well: the decode check cannot hold then.
+    /// KV blocks that each rank has. Unknown by default; while it is
+    /// unknown or 0, the decode check cannot hold.
     #[must_use]
     pub fn kv_total_blocks(mut self, blocks: impl Into<Option<u64>>) -> Self {
-        self.capacity.kv_total_blocks = blocks.into().and_then(NonZeroU64::new);
+        self.kv_total_blocks = blocks.into();
         self
     }
 
-    /// Tokens that each rank takes into one batch. Unknown by default, and 0
-    /// is unknown as well: the fractional prefill check cannot hold then.
+    /// Tokens that each rank takes into one batch. Unknown by default;
+    /// while it is unknown or 0, the fractional prefill check cannot hold.
     #[must_use]
     pub fn max_num_batched_tokens(mut self, tokens: impl Into<Option<u64>>) -> Self {
-        self.capacity.max_num_batched_tokens = tokens.into().and_then(NonZeroU64::new);
+        self.max_num_batched_tokens = tokens.into();
         self
     }
 
@@ -78,11 +80,20 @@ impl WorkerConfig {
         &self.ranks
     }
 
+    /// What the checks compare with.
     pub(super) fn capacity(&self) -> Capacity {
-        self.capacity
+        Capacity {
+            kv_total_blocks: self.kv_total_blocks.and_then(NonZeroU64::new),
+            max_num_batched_tokens: self.max_num_batched_tokens.and_then(NonZeroU64::new),
+        }
     }
 
-    pub(super) fn worker_type_label(&self) -> &str {
+    /// The capacities as they were given.
+    pub(super) fn given(&self) -> (Option<u64>, Option<u64>) {
+        (self.kv_total_blocks, self.max_num_batched_tokens)
+    }
+
+    pub(super) fn label(&self) -> &str {
         &self.worker_type
     }
 }

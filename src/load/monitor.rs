@@ -125,7 +125,8 @@ struct Held {
 
 struct Worker {
     capacity: Capacity,
-    worker_type: Box<str>,
+    /// Boxed, because no event reads it.
+    config: Box<WorkerConfig>,
     /// By `dp_rank`, ascending.
     ranks: Few<Rank>,
     seats: Few<Seat>,
@@ -838,9 +839,7 @@ impl<K: WorkerId> WorkerMonitor<K> {
         let gauges: Vec<_> = config
             .ranks()
             .iter()
-            .map(|&rank| {
-                RankGauges::new(&self.inner.prefix, &label, rank, config.worker_type_label())
-            })
+            .map(|&rank| RankGauges::new(&self.inner.prefix, &label, rank, config.label()))
             .collect();
 
         let mut state = lock(&self.inner.state);
@@ -867,7 +866,7 @@ impl<K: WorkerId> WorkerMonitor<K> {
                     gauges,
                 })
                 .collect(),
-            worker_type: config.worker_type_label().into(),
+            config: Box::new(config),
             seats: ids
                 .into_iter()
                 .map(|model| Seat {
@@ -1034,7 +1033,7 @@ impl Worker {
     fn reconfigure<K>(&mut self, new: Self, models: &mut Models<K>) {
         let mut old = mem::replace(self, new);
         self.signals = old.signals;
-        let same_labels = self.worker_type == old.worker_type;
+        let same_labels = self.config.label() == old.config.label();
         let mut kept = old.ranks.into_vec().into_iter().peekable();
         for rank in &mut *self.ranks {
             while let Some(gone) = kept.next_if(|old| old.dp_rank < rank.dp_rank) {
@@ -1105,12 +1104,13 @@ impl Entry {
                 busy: !seat.busy_until.is_over(now),
             })
         });
+        let (kv_total_blocks, max_num_batched_tokens) = worker.config.given();
         Some(WorkerSnapshot {
             worker: key.clone(),
             models: models.collect(),
             ranks: ranks.collect(),
-            kv_total_blocks: worker.capacity.kv_total_blocks.map(NonZeroU64::get),
-            max_num_batched_tokens: worker.capacity.max_num_batched_tokens.map(NonZeroU64::get),
+            kv_total_blocks,
+            max_num_batched_tokens,
         })
     }
 }
@@ -1125,9 +1125,9 @@ pub struct WorkerSnapshot<K> {
     pub models: Vec<ModelVerdict>,
     /// Its ranks, ascending.
     pub ranks: Vec<RankSnapshot>,
-    /// KV blocks of each rank, if known.
+    /// KV blocks of each rank, as configured.
     pub kv_total_blocks: Option<u64>,
-    /// Tokens that each rank takes into one batch, if known.
+    /// Tokens that each rank takes into one batch, as configured.
     pub max_num_batched_tokens: Option<u64>,
 }
 

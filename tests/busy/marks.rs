@@ -278,3 +278,31 @@ async fn what_is_forgotten_is_gone_before_anything_is_routed() {
     let no_workers = Got::Unavailable(UnavailableReason::NoWorkers);
     assert_eq!(send(&mut stack).await, no_workers, "until they are back");
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_gauges_of_an_idle_fleet_come_to_rest() {
+    use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+    let recorder = DebuggingRecorder::new();
+    let (fleet, mut stack) = metrics::with_local_recorder(&recorder, || Fleet::of(&["a"]));
+    fleet.worker("a").script(Script::Status(529, None));
+    assert_eq!(send(&mut stack).await, AT_CAPACITY);
+    // A snapshot starts its metrics anew, so this is the change since the last.
+    let leased = || {
+        let metrics = recorder.snapshotter().snapshot().into_vec();
+        let mut leased = metrics.into_iter().filter_map(|(key, _, _, value)| {
+            let mut labels = key.key().labels();
+            let is_leased = key.key().name() == "dynamo_frontend_excluded_workers"
+                && labels.any(|label| label.value() == "leased");
+            match value {
+                DebugValue::Gauge(gauge) if is_leased => Some(gauge.into_inner()),
+                _ => None,
+            }
+        });
+        leased.next()
+    };
+    assert_eq!(leased(), Some(1.0));
+    advance(ms(1000)).await;
+    fleet.set.sweep();
+    assert_eq!(leased(), Some(-1.0));
+    assert!(!fleet.set.marks(&"a").is_excluded());
+}

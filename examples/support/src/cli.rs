@@ -305,7 +305,7 @@ mod tests {
         #[arg(long)]
         needed: String,
         #[arg(long)]
-        quick: bool,
+        switch: bool,
     }
 
     fn error(args: &[&str]) -> String {
@@ -329,9 +329,10 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_without_a_value_is_read() {
-        let args = ["program", "--needed", "x", "--quick"].map(OsString::from);
-        assert!(try_parse::<Args>(args).unwrap().quick);
+    fn an_option_without_a_value_stands_beside_those_with_one() {
+        let args = ["program", "--switch", "--limit", "1", "--needed", "x"];
+        let args = try_parse::<Args>(args.map(OsString::from)).unwrap();
+        assert!(args.switch && args.limit == Some(1) && args.needed == "x");
     }
 
     #[test]

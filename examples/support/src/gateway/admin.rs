@@ -159,5 +159,5 @@ async fn load(
 
 async fn metrics(State(registry): State<Arc<Registry>>) -> impl IntoResponse {
     let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    ([(CONTENT_TYPE, text)], registry.metrics().render())
+    ([(CONTENT_TYPE, text)], registry.metrics())
 }

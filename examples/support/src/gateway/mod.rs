@@ -33,7 +33,7 @@ use std::{
 use tokio::{
     net::TcpListener,
     task::JoinSet,
-    time::{interval, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tower_overload::load::ThresholdUpdate;
 
@@ -156,7 +156,7 @@ impl Gateway {
         let registry = Arc::new(registry);
         let mut upkeep = JoinSet::new();
         upkeep.spawn(registry.clone().expire_registrations());
-        upkeep.spawn(keep_up(registry.clone()));
+        upkeep.spawn(registry.clone().keep_metrics_small());
 
         let admin = Server::on(admin, admin::router(registry.clone()))?;
         let admin_url = url_of(admin.address());
@@ -239,16 +239,5 @@ fn url_of(address: SocketAddr) -> Uri {
 async fn registered(registry: &Registry, workers: &[Worker]) {
     while !workers.iter().all(|worker| registry.knows(worker.id())) {
         sleep(Duration::from_millis(2)).await;
-    }
-}
-
-/// The recorder keeps every sample of a histogram until somebody asks for
-/// them, and perhaps nobody does.
-async fn keep_up(registry: Arc<Registry>) {
-    let metrics = registry.metrics();
-    let mut interval = interval(Duration::from_secs(5));
-    loop {
-        interval.tick().await;
-        metrics.run_upkeep();
     }
 }

@@ -6,7 +6,7 @@ use crate::{
 use bytes::Bytes;
 use http::Uri;
 use http_body_util::Full;
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
     time::Duration,
 };
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, interval, sleep_until};
 use tower_overload::{
     busy::{BusySet, DrainMark, Mark, Roster, WorkerMarks},
     load::{LoadEvent, ModelThresholds, Observed, ThresholdUpdate, WorkerConfig, WorkerMonitor},
@@ -192,9 +192,23 @@ impl Registry {
             .map_err(|error| error.to_string())
     }
 
-    /// Renders the metrics, and keeps them from growing.
-    pub(super) fn metrics(&self) -> PrometheusHandle {
-        self.recorder.handle()
+    /// The metrics as they are now.
+    pub(super) fn metrics(&self) -> String {
+        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        models.values().for_each(|model| model.set.sweep());
+        drop(models);
+        self.recorder.handle().render()
+    }
+
+    /// The recorder keeps every sample of a histogram until somebody asks for
+    /// them, and perhaps nobody does.
+    pub(super) async fn keep_metrics_small(self: Arc<Self>) {
+        let metrics = self.recorder.handle();
+        let mut interval = interval(Duration::from_secs(5));
+        loop {
+            interval.tick().await;
+            metrics.run_upkeep();
+        }
     }
 
     fn ensure_model(&self, name: &str) -> Result<Arc<ServedModel>, String> {
