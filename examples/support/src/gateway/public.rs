@@ -11,7 +11,7 @@ use axum::{
 };
 use bytes::Bytes;
 use http::{
-    Extensions, HeaderMap, HeaderName, StatusCode, Version,
+    Extensions, HeaderMap, HeaderName, Method, StatusCode, Version,
     header::{
         CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
         TRAILER, TRANSFER_ENCODING, UPGRADE,
@@ -104,8 +104,13 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
 /// a client can still send.
 const MAX_TARGET: usize = 8 * 1024;
 
-/// What the client of the workers would fail to send says nothing about them.
+/// What the client of the workers would fail to send says nothing about them,
+/// and a tunnel is not for them to open.
 fn can_be_sent_on(parts: &Parts) -> Result<(), ApiError> {
+    if parts.method == Method::CONNECT {
+        let message = "CONNECT is not allowed here";
+        return Err(ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message));
+    }
     let target = parts.uri.path_and_query();
     if target.is_none_or(|target| target.as_str().len() > MAX_TARGET) {
         let message = format!("The path and the query are longer than {MAX_TARGET} bytes");
