@@ -14,8 +14,9 @@
 //! SIGTERM or ctrl-c drains it; a second one ends it at once.
 
 use overload_examples::{
-    cli,
+    cli::{self, UsageError},
     gateway::{Gateway, GatewayArgs},
+    serve::listen,
 };
 use std::{io, process::ExitCode};
 
@@ -28,7 +29,14 @@ async fn main() -> io::Result<ExitCode> {
     cli::init_logging();
 
     let mut shutdown = cli::Shutdown::install()?;
-    let gateway = Gateway::start(config).await?;
+    let (address, admin_address) = (config.listen, config.admin_listen);
+    let public = listen(address)
+        .await
+        .unwrap_or_else(|error| UsageError::new("--listen", address, error).exit());
+    let admin = listen(admin_address)
+        .await
+        .unwrap_or_else(|error| UsageError::new("--admin-listen", admin_address, error).exit());
+    let gateway = Gateway::on(public, admin, config).await?;
     cli::announce("", gateway.address());
     cli::announce("admin ", gateway.admin_address());
 

@@ -5,6 +5,7 @@ use std::{
     fmt,
     future::{Ready, ready},
     sync::Arc,
+    time::Duration,
 };
 use tower::retry::{
     Policy,
@@ -24,12 +25,14 @@ use tower::retry::{
 /// to be `Clone`: read their bodies into memory first.
 ///
 /// When no worker is left after a connection failed, the answer is that
-/// failure, not the emptiness that followed from it.
+/// failure, not the emptiness that followed from it. When those that are left
+/// are busy, the answer has the shortest time that a refusal named, if one did.
 pub struct RetryRefused<B = TpsBudget> {
     budget: Arc<B>,
     refused: usize,
     unreachable: usize,
     failure: Option<Unreachable>,
+    named: Option<Duration>,
 }
 
 /// Every failed attempt marks its worker, so even many end soon.
@@ -52,6 +55,7 @@ impl<B> RetryRefused<B> {
             refused: times,
             unreachable: UNREACHABLE_TIMES,
             failure: None,
+            named: None,
         }
     }
 
@@ -65,13 +69,26 @@ impl<B> RetryRefused<B> {
     }
 }
 
-fn was_not_taken(error: &BoxError) -> bool {
-    ServiceOverloaded::find_in(&**error).is_some_and(|overloaded| {
-        matches!(
-            overloaded.reason(),
-            OverloadReason::WorkerAtCapacity | OverloadReason::BusyAtDispatch
-        )
-    })
+fn was_not_taken(overloaded: &ServiceOverloaded) -> bool {
+    matches!(
+        overloaded.reason(),
+        OverloadReason::WorkerAtCapacity | OverloadReason::BusyAtDispatch
+    )
+}
+
+impl<B> RetryRefused<B> {
+    /// Makes the last error tell what the attempts before it have found.
+    fn tell(&mut self, error: &mut BoxError) {
+        if Unavailable::find_in(&**error).is_some() {
+            if let Some(failure) = self.failure.take() {
+                *error = failure.into();
+            }
+        } else if let Some(overloaded) = ServiceOverloaded::find_in(&**error) {
+            if overloaded.retry_after().is_none() && self.named.is_some() {
+                *error = overloaded.with_retry_after(self.named).into();
+            }
+        }
+    }
 }
 
 impl<Req, Res, B> Policy<Req, Res, BoxError> for RetryRefused<B>
@@ -89,13 +106,14 @@ where
         let left = if let Some(failure) = Unreachable::find_in(&**error) {
             self.failure = Some(failure.clone());
             &mut self.unreachable
-        } else if was_not_taken(error) {
+        } else if let Some(overloaded) =
+            ServiceOverloaded::find_in(&**error).filter(|overloaded| was_not_taken(overloaded))
+        {
+            let times = [self.named, overloaded.retry_after()];
+            self.named = times.into_iter().flatten().min();
             &mut self.refused
         } else {
-            let unavailable = Unavailable::find_in(&**error).is_some();
-            if let Some(failure) = self.failure.take().filter(|_| unavailable) {
-                *error = failure.into();
-            }
+            self.tell(error);
             return None;
         };
         *left = left.checked_sub(1)?;
@@ -114,6 +132,7 @@ impl<B> Clone for RetryRefused<B> {
             refused: self.refused,
             unreachable: self.unreachable,
             failure: self.failure.clone(),
+            named: self.named,
         }
     }
 }

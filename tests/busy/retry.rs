@@ -5,10 +5,12 @@ use http::{Request, Response};
 use http_body::Body;
 use std::{sync::Arc, time::Duration};
 use tower::{
-    Layer, Service,
+    Layer, Service, ServiceExt,
     retry::{RetryLayer, budget::TpsBudget},
 };
-use tower_overload::{BoxError, UnavailableReason, busy::RetryRefused};
+use tower_overload::{
+    BoxError, OverloadReason, ServiceOverloaded, UnavailableReason, busy::RetryRefused,
+};
 
 fn retrying(
     stack: Stack,
@@ -45,6 +47,20 @@ async fn when_all_refuse_there_is_one_refusal_and_each_was_asked_once_at_most() 
         "asked the last one, then none was left"
     );
     assert!(ids.iter().all(|id| fleet.worker(id).calls() == 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_none_is_left_the_answer_has_the_shortest_time_that_a_refusal_named() {
+    let (fleet, stack) = Fleet::of(&["a", "b", "c"]);
+    for (id, seconds) in [("a", Some(7)), ("b", Some(3)), ("c", None)] {
+        fleet.worker(id).script(Script::Status(529, seconds));
+    }
+    let mut service = retrying(stack, RetryRefused::new(5));
+    let answer = service.ready().await.unwrap().call(Request::new(()));
+    let error = answer.await.err().unwrap();
+    let overloaded = ServiceOverloaded::find_in(&*error).unwrap();
+    assert_eq!(overloaded.reason(), OverloadReason::AllWorkersBusy);
+    assert_eq!(overloaded.retry_after(), Some(Duration::from_secs(3)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -50,8 +50,11 @@ struct Shared {
     calls: AtomicUsize,
     script: Mutex<Script>,
     readiness: Mutex<Readiness>,
-    streams: Mutex<Vec<mpsc::Sender<Result<Frame<Bytes>, Infallible>>>>,
+    streams: Mutex<Vec<OpenStream>>,
 }
+
+/// A streaming response ends when it is dropped.
+type OpenStream = mpsc::Sender<Result<Frame<Bytes>, Infallible>>;
 
 enum Readiness {
     Ready,

@@ -1,6 +1,9 @@
 //! The examples, as people run them: over real sockets, and as processes.
 
+#[path = "../support/process.rs"]
+mod process;
 mod processes;
 mod replay;
+#[path = "../support/serving.rs"]
 mod support;
 mod worker;

@@ -1,58 +1,17 @@
 //! The examples as processes: their options, their first line, their end.
 
-use crate::support::{Client, events, text};
-use std::{
-    path::PathBuf,
-    process::{Output, Stdio},
+use crate::{
+    process::{Process, example, refusal},
+    support::{Client, events, text},
 };
-use tokio::{
-    io::{AsyncBufReadExt, BufReader},
-    process::{Child, Command},
-};
-
-/// An example's executable, which `cargo test` has built beside this test's.
-fn example(name: &str) -> Command {
-    let test = std::env::current_exe().unwrap();
-    let target = test.parent().and_then(|deps| deps.parent()).unwrap();
-    let path: PathBuf = [target.as_os_str(), "examples".as_ref(), name.as_ref()]
-        .iter()
-        .collect::<PathBuf>()
-        .with_extension(std::env::consts::EXE_EXTENSION);
-    assert!(
-        path.exists(),
-        "{} is missing: run `cargo build --examples` with the options of `cargo test`",
-        path.display()
-    );
-    let mut command = Command::new(path);
-    command
-        .env_remove("DYN_ENGINE_REQUEST_LIMIT")
-        .env_remove("DYN_DYNAMO_REQUEST_QUEUE_LIMIT")
-        .env_remove("RUST_LOG")
-        .stdin(Stdio::null())
-        .kill_on_drop(true);
-    command
-}
-
-/// What an example says of options that it cannot use.
-async fn refusal(command: &mut Command) -> String {
-    let Output { status, stderr, .. } = command.output().await.unwrap();
-    let stderr = String::from_utf8(stderr).unwrap();
-    assert_eq!(status.code(), Some(2), "{stderr}");
-    stderr.lines().next().unwrap_or_default().to_owned()
-}
+use tokio::process::Command;
 
 /// Starts a worker on a free port, and says where it is.
-async fn start(command: &mut Command) -> (Child, String) {
-    let mut child = command
-        .args(["--listen", "127.0.0.1:0"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let line = lines.next_line().await.unwrap().unwrap();
+async fn start(command: &mut Command) -> (Process, String) {
+    let mut process = Process::start(command.args(["--listen", "127.0.0.1:0"]));
+    let line = process.line().await;
     let url = line.strip_prefix("listening on ").unwrap().to_owned();
-    (child, url)
+    (process, url)
 }
 
 #[tokio::test]
@@ -212,11 +171,9 @@ async fn a_worker_that_is_terminated_drains_and_exits_with_0() {
         "--decode-tokens-per-second",
         "100",
     ];
-    let (mut child, url) = start(command.args(rates)).await;
+    let (worker, url) = start(command.args(rates)).await;
     let running = Client::new(url).start(20).await;
-    let pid = child.id().unwrap().to_string();
-    let sent = Command::new("kill").args(["-TERM", &pid]).status().await;
-    assert!(sent.unwrap().success());
+    worker.terminate();
     assert_eq!(events(&text(running).await).len(), 22);
-    assert_eq!(child.wait().await.unwrap().code(), Some(0));
+    assert_eq!(worker.code().await, Some(0));
 }

@@ -190,28 +190,41 @@ pub fn address(value: &str) -> Result<SocketAddr, String> {
 ///
 /// # Errors
 ///
-/// If `value` is no `http://` URL with a host, or has a query.
+/// If `value` is no `http://` URL with a host, has a query, or is longer than
+/// [`MAX_URL`].
 pub fn base_url(value: &str) -> Result<Uri, String> {
     match value.parse::<Uri>() {
         Ok(url)
-            if url.scheme_str() == Some("http")
+            if value.len() <= MAX_URL
+                && url.scheme_str() == Some("http")
                 && url.host().is_some_and(|host| !host.is_empty())
                 && url.query().is_none() =>
         {
             Ok(url)
         }
-        _ => Err("expected a URL of the form http://HOST:PORT".into()),
+        _ => Err(format!(
+            "expected a URL of the form http://HOST:PORT with at most {MAX_URL} bytes"
+        )),
     }
 }
+
+/// The most bytes of a URL that something is reached at.
+pub const MAX_URL: usize = 2048;
+
+/// The most bytes of the name of a worker or a model. A gateway keeps no
+/// longer ones, and a worker that has one could never register.
+pub const MAX_NAME: usize = 256;
 
 /// A parser of names.
 ///
 /// # Errors
 ///
-/// If `value` is empty.
+/// If `value` is empty, or longer than [`MAX_NAME`].
 pub fn name(value: &str) -> Result<String, String> {
-    if value.is_empty() {
-        return Err("expected at least one character".into());
+    if value.is_empty() || value.len() > MAX_NAME {
+        return Err(format!(
+            "expected at least one character and at most {MAX_NAME} bytes"
+        ));
     }
     Ok(value.into())
 }

@@ -7,7 +7,10 @@ use super::{
 };
 use axum::{
     Json, Router,
-    extract::{DefaultBodyLimit, Path, Request, State, rejection::JsonRejection},
+    extract::{
+        DefaultBodyLimit, Path, Request, State,
+        rejection::{JsonRejection, PathRejection},
+    },
     response::{IntoResponse, Response},
     routing::{get, post, put},
 };
@@ -58,6 +61,12 @@ impl From<JsonRejection> for Problem {
     }
 }
 
+impl From<PathRejection> for Problem {
+    fn from(rejection: PathRejection) -> Self {
+        Self(rejection.status(), rejection.body_text())
+    }
+}
+
 impl From<Refused> for Problem {
     fn from(refused: Refused) -> Self {
         Self::unprocessable(refused)
@@ -84,17 +93,18 @@ async fn workers(State(registry): State<Arc<Registry>>) -> Json<Workers> {
 
 async fn register(
     State(registry): State<Arc<Registry>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
     body: Result<Json<Registration>, JsonRejection>,
 ) -> Result<Json<WorkerView>, Problem> {
-    let Json(registration) = body?;
+    let (Path(id), Json(registration)) = (id?, body?);
     Ok(Json(registry.register(&id, registration, false)?))
 }
 
 async fn remove(
     State(registry): State<Arc<Registry>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<StatusCode, Problem> {
+    let Path(id) = id?;
     if registry.remove(&id) {
         Ok(StatusCode::NO_CONTENT)
     } else {

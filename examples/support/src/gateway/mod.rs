@@ -31,6 +31,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
+    net::TcpListener,
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -116,10 +117,22 @@ impl Gateway {
     /// If an address cannot be listened on, or something of the configuration
     /// cannot be used.
     pub async fn start(config: GatewayConfig) -> io::Result<Self> {
-        let (public, admin) = (
-            listen(config.listen).await?,
-            listen(config.admin_listen).await?,
-        );
+        let public = listen(config.listen).await?;
+        let admin = listen(config.admin_listen).await?;
+        Self::on(public, admin, config).await
+    }
+
+    /// As [`start`](Self::start), on listeners that are there already: those
+    /// of the configuration do not matter.
+    ///
+    /// # Errors
+    ///
+    /// If something of the configuration cannot be used.
+    pub async fn on(
+        public: TcpListener,
+        admin: TcpListener,
+        config: GatewayConfig,
+    ) -> io::Result<Self> {
         let registry = Registry::new(RegistryOptions {
             default_model: config.model.clone(),
             overload_status: config.overload_status,
@@ -151,7 +164,7 @@ impl Gateway {
         for n in 0..config.embedded_workers {
             let worker = WorkerConfig {
                 listen: (Ipv4Addr::LOCALHOST, 0).into(),
-                id: Some(format!("worker-{n}")),
+                id: Some(embedded_id(n)),
                 model: config.model.clone(),
                 register: Some(admin_url.clone()),
                 advertise: None,
@@ -206,6 +219,11 @@ impl Gateway {
         }
         self.admin.drain().await;
     }
+}
+
+/// What the `n`th worker in this process is called.
+fn embedded_id(n: usize) -> String {
+    format!("worker-{n}")
 }
 
 fn url_of(address: SocketAddr) -> Uri {

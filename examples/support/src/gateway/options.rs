@@ -1,4 +1,4 @@
-use super::GatewayConfig;
+use super::{GatewayConfig, embedded_id};
 use crate::{
     cli::{Lookup, UsageError, address, base_url, flag_or_env, name, rate, whole},
     engine::Timing,
@@ -120,11 +120,23 @@ const MOST: u64 = (1 << 53) - 1;
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
 fn worker(value: &str) -> Result<(String, Uri), String> {
-    let expected = "expected ID=URL, such as a=http://127.0.0.1:8100";
     match value.split_once('=') {
-        Some((id, url)) if !id.is_empty() => Ok((id.to_owned(), base_url(url)?)),
-        _ => Err(expected.into()),
+        Some((id, url)) => Ok((name(id)?, base_url(url)?)),
+        None => Err("expected ID=URL, such as a=http://127.0.0.1:8100".into()),
     }
+}
+
+/// Two workers of one id would be one worker that is configured twice.
+fn distinct(workers: &[(String, Uri)], embedded: usize) -> Result<(), UsageError> {
+    for (n, (id, url)) in workers.iter().enumerate() {
+        let is_before = workers[..n].iter().any(|(other, _)| other == id);
+        if is_before || (0..embedded).any(|n| embedded_id(n) == *id) {
+            let value = format!("{id}={url}");
+            let expected = "expected an id that no other worker has";
+            return Err(UsageError::new("--worker", value, expected));
+        }
+    }
+    Ok(())
 }
 
 fn share(value: &str) -> Result<f64, String> {
@@ -187,6 +199,7 @@ impl GatewayArgs {
             _ if self.no_embedded_workers => 0,
             workers => workers.unwrap_or(default),
         };
+        distinct(&self.workers, embedded_workers)?;
         let (slots, queue) = (
             self.embedded_engine_request_limit,
             self.embedded_request_queue_limit,

@@ -11,12 +11,14 @@ use axum::{
 };
 use bytes::Bytes;
 use http::{
-    Extensions, HeaderMap, HeaderName, StatusCode, Version,
+    Extensions, HeaderMap, HeaderName, Method, StatusCode, Version,
     header::{
         CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
         TRAILER, TRANSFER_ENCODING, UPGRADE,
     },
+    request::Parts,
 };
+use http_body::Body as _;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use serde::Deserialize;
 use std::{borrow::Cow, sync::Arc};
@@ -40,6 +42,10 @@ pub(super) fn router(registry: Arc<Registry>, max_body_bytes: usize) -> Router {
             let message = format!("There is no {}", request.uri().path());
             ApiError::new(StatusCode::NOT_FOUND, message)
         })
+        .method_not_allowed_fallback(|request: Request| async move {
+            let message = format!("{} is not allowed here", request.method());
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
+        })
         .with_state(Public {
             registry,
             max_body_bytes,
@@ -57,6 +63,9 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
             error.into_response()
         }
     };
+    if let Err(error) = can_be_sent_on(&parts) {
+        return refuse(error);
+    }
     let body = match read(body, public.max_body_bytes).await {
         Ok(body) => body,
         Err(error) => return refuse(error),
@@ -91,13 +100,36 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
     response
 }
 
+/// The longest path and query. With a worker's URL before it, it is one that
+/// a client can still send.
+const MAX_TARGET: usize = 8 * 1024;
+
+/// What the client of the workers would fail to send says nothing about them,
+/// and a tunnel is not for them to open.
+fn can_be_sent_on(parts: &Parts) -> Result<(), ApiError> {
+    if parts.method == Method::CONNECT {
+        let message = "CONNECT is not allowed here";
+        return Err(ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message));
+    }
+    let target = parts.uri.path_and_query();
+    if target.is_none_or(|target| target.as_str().len() > MAX_TARGET) {
+        let message = format!("The path and the query are longer than {MAX_TARGET} bytes");
+        return Err(ApiError::new(StatusCode::URI_TOO_LONG, message));
+    }
+    Ok(())
+}
+
 async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    let too_large = || {
+        let message = format!("The body is longer than {limit} bytes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    if body.size_hint().lower() > limit as u64 {
+        return Err(too_large());
+    }
     match Limited::new(body, limit).collect().await {
         Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            format!("The body is longer than {limit} bytes"),
-        )),
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
         Err(error) => Err(ApiError::new(
             StatusCode::BAD_REQUEST,
             format!("The body cannot be read: {error}"),

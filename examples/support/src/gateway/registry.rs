@@ -1,5 +1,8 @@
 use super::stack::{Id, Stack, StackOptions, WorkerClient, stack};
-use crate::client::{self, HttpClient};
+use crate::{
+    cli,
+    client::{self, HttpClient},
+};
 use bytes::Bytes;
 use http::Uri;
 use http_body_util::Full;
@@ -128,8 +131,6 @@ struct RankView {
     busy: bool,
 }
 
-/// The most characters of an id or a model's name.
-const MAX_NAME: usize = 256;
 /// The most models of one worker.
 const MAX_MODELS: usize = 64;
 
@@ -249,8 +250,8 @@ impl Registry {
         registration: Registration,
         permanent: bool,
     ) -> Result<WorkerView, Refused> {
-        check_name("id", id)?;
-        let url = crate::cli::base_url(&registration.url)
+        check_name("the id", id)?;
+        let url = cli::base_url(&registration.url)
             .map_err(|expected| Refused(format!("url is {:?}: {expected}", registration.url)))?;
         let service = WorkerClient::new(self.client.clone(), &url)
             .ok_or_else(|| Refused(format!("url is {url}: it has no host")))?;
@@ -267,11 +268,15 @@ impl Registry {
                 names.len()
             )));
         }
-        for name in &names {
+        for (n, name) in names.iter().enumerate() {
             check_name("models", name)?;
+            if names[..n].contains(name) {
+                return Err(Refused(format!("models has {name:?} twice")));
+            }
         }
 
         let mut workers = self.workers();
+        self.check_room_for(&names)?;
         let models: Result<Vec<_>, _> = names.iter().map(|name| self.ensure_model(name)).collect();
         let models = models.map_err(Refused)?;
         let old = workers.remove(id);
@@ -313,6 +318,20 @@ impl Registry {
         let view = self.view(&id, &registered);
         workers.insert(id, registered);
         Ok(view)
+    }
+
+    /// Whether all of `names` can be models. Asked before the first of them is
+    /// made, so that one that cannot be leaves nothing behind.
+    fn check_room_for(&self, names: &[String]) -> Result<(), Refused> {
+        const MOST: usize = KnownModels::DEFAULT_LIMIT;
+        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        let new = names.iter().filter(|name| !models.contains_key(&***name));
+        if models.len() + new.count() > MOST {
+            return Err(Refused(format!(
+                "models has a new one: no more than {MOST} can be known"
+            )));
+        }
+        Ok(())
     }
 
     /// Whether there is a worker of this id.
@@ -419,17 +438,94 @@ impl Registry {
 }
 
 fn check_name(what: &str, name: &str) -> Result<(), Refused> {
-    if name.is_empty() || name.len() > MAX_NAME {
-        return Err(Refused(format!(
-            "{what} has {} bytes: expected from 1 to {MAX_NAME}",
-            name.len()
-        )));
+    match cli::name(name) {
+        Ok(_) => Ok(()),
+        Err(expected) => Err(Refused(format!("{what} is {name:?}: {expected}"))),
     }
-    Ok(())
 }
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registry").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registry() -> Registry {
+        Registry::new(RegistryOptions {
+            default_model: "tiny".into(),
+            overload_status: 529,
+            lease: Duration::from_secs(1),
+            stale_after: None,
+            registration_ttl: Duration::from_secs(10),
+            stack: StackOptions {
+                max_wait: Duration::from_secs(3),
+                retry_refused: 1,
+            },
+        })
+        .unwrap()
+    }
+
+    fn at(port: u16) -> Registration {
+        Registration::at(&format!("http://127.0.0.1:{port}").parse().unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_is_removed_when_it_was_silent_for_the_whole_ttl() {
+        let registry = Arc::new(registry());
+        let mut upkeep = tokio::task::JoinSet::new();
+        upkeep.spawn(registry.clone().expire_registrations());
+        let pass = |seconds: u64| tokio::time::sleep(Duration::from_millis(1000 * seconds + 1));
+        registry.register("permanent", at(1), true).unwrap();
+        registry.register("silent", at(2), false).unwrap();
+        registry.register("heard", at(3), false).unwrap();
+        let ids = || -> Vec<_> {
+            let views = registry.views().into_iter();
+            views.map(|view| view.id.to_string()).collect()
+        };
+        pass(9).await;
+        let event = |worker: &str| LoadEvent::new(worker.into(), 0);
+        registry.load(&[event("heard"), event("nobody")]);
+        assert_eq!(ids(), ["heard", "permanent", "silent"]);
+        pass(1).await;
+        assert_eq!(ids(), ["heard", "permanent"]);
+        pass(8).await;
+        // A registration is heard as well, and does not make it expire.
+        registry.register("permanent", at(1), false).unwrap();
+        registry.register("heard", at(3), false).unwrap();
+        pass(9).await;
+        assert_eq!(ids(), ["heard", "permanent"]);
+        pass(1).await;
+        assert_eq!(ids(), ["permanent"]);
+        pass(100).await;
+        assert_eq!(ids(), ["permanent"]);
+    }
+
+    #[tokio::test]
+    async fn a_registration_with_a_model_too_many_makes_none() {
+        let registry = registry();
+        let most = KnownModels::DEFAULT_LIMIT;
+        let serving = |names: Vec<String>| Registration {
+            models: Some(names),
+            ..at(1)
+        };
+        let mut names = (1..most - 1).map(|n| format!("m{n}"));
+        loop {
+            let some: Vec<_> = names.by_ref().take(MAX_MODELS).collect();
+            if some.is_empty() {
+                break;
+            }
+            registry.register("a", serving(some), false).unwrap();
+        }
+        let two = vec!["last".to_owned(), "one-too-many".to_owned()];
+        let refused = registry.register("b", serving(two), false).unwrap_err();
+        assert!(refused.to_string().contains("1024"), "{refused}");
+        assert!(registry.model("last").is_none());
+        assert!(!registry.knows("b"));
+        let last = vec!["last".to_owned(), "tiny".to_owned()];
+        registry.register("b", serving(last), false).unwrap();
     }
 }

@@ -1,5 +1,4 @@
-//! What these tests share: a client, and workers whose requests end when the
-//! test says so.
+//! A client, and workers whose requests end when the test says so.
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
