@@ -172,9 +172,6 @@ impl<S> BusyFilter<S> {
     }
 
     /// Asks the inner service, unless it said `Pending` and nothing changed.
-    ///
-    /// Outside of the cooperative budget: a `Pending` of an exhausted budget
-    /// says nothing about the workers.
     fn poll_inner<Req>(&mut self) -> Poll<Result<u64, BoxError>>
     where
         S: Service<Req>,
@@ -186,9 +183,15 @@ impl<S> BusyFilter<S> {
                 break;
             }
             let mut cx = Context::from_waker(self.observation.waker());
-            let inner = &mut self.inner;
-            let ask = pin!(unconstrained(poll_fn(|cx| inner.poll_ready(cx))));
-            match ask.poll(&mut cx) {
+            let mut ready = self.inner.poll_ready(&mut cx);
+            if ready.is_pending() {
+                // A `Pending` of an exhausted cooperative budget says nothing
+                // about the workers, so it is asked for outside of that.
+                let inner = &mut self.inner;
+                let ask = pin!(unconstrained(poll_fn(|cx| inner.poll_ready(cx))));
+                ready = ask.poll(&mut cx);
+            }
+            match ready {
                 Poll::Ready(Ok(())) => {
                     self.pending_at = None;
                     return Poll::Ready(Ok(epoch));
