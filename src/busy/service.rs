@@ -185,11 +185,7 @@ impl<S> BusyFilter<S> {
             let mut cx = Context::from_waker(self.observation.waker());
             let mut ready = self.inner.poll_ready(&mut cx);
             if ready.is_pending() {
-                // A `Pending` of an exhausted cooperative budget says nothing
-                // about the workers, so it is asked for outside of that.
-                let inner = &mut self.inner;
-                let ask = pin!(unconstrained(poll_fn(|cx| inner.poll_ready(cx))));
-                ready = ask.poll(&mut cx);
+                ready = poll_unconstrained(&mut self.inner, &mut cx);
             }
             match ready {
                 Poll::Ready(Ok(())) => {
@@ -271,6 +267,16 @@ impl<S> BusyFilter<S> {
             }
         }
     }
+}
+
+/// A `Pending` of an exhausted cooperative budget says nothing about the
+/// workers, so it is asked for outside of that.
+#[cold]
+fn poll_unconstrained<S: Service<Req>, Req>(
+    inner: &mut S,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), S::Error>> {
+    pin!(unconstrained(poll_fn(|cx| inner.poll_ready(cx)))).poll(cx)
 }
 
 impl<S, Req> Service<Req> for BusyFilter<S>
