@@ -89,6 +89,7 @@ pub mod metrics;
 pub mod status;
 
 mod sync;
+mod unwind;
 
 use std::{fmt, hash::Hash};
 

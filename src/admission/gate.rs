@@ -31,6 +31,7 @@ use super::{
 use crate::{
     metrics::Prefix,
     sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
+    unwind::FirstPanic,
 };
 use std::{
     collections::VecDeque,
@@ -418,6 +419,7 @@ fn pack(slots: u32, queue_limit: u32) -> u64 {
     (u64::from(slots) << 32) | u64::from(queue_limit)
 }
 
+#[inline]
 fn used(limit: u32, free: i64) -> usize {
     usize::try_from(i64::from(limit) - free).unwrap_or(0)
 }
@@ -482,20 +484,23 @@ impl Frozen<'_> {
         }
     }
 
-    /// Publishes, frees the lock, and wakes whom it concerns.
+    /// Publishes, frees the lock, and wakes whom it concerns: all of them,
+    /// whichever waker panics.
     fn finish(mut self) {
         let gate = self.gate;
         let mut waker = self.inner.wakers.pop_front();
         let mut more = !self.inner.wakers.is_empty();
         drop(self);
+        let mut panic = FirstPanic::default();
         while let Some(next) = waker.take() {
-            next.wake();
+            panic.catch(|| next.wake());
             if more {
                 let mut inner = lock(&gate.state);
                 waker = inner.wakers.pop_front();
                 more = !inner.wakers.is_empty();
             }
         }
+        panic.resume();
     }
 }
 
@@ -515,6 +520,9 @@ impl Drop for Frozen<'_> {
         self.gate.word.store(word.bits(), Ordering::Release);
     }
 }
+
+/// Whoever had to wait has slept: reading the clock does not matter.
+const WAITED_IS_SAMPLED: bool = true;
 
 /// A place in the queue, or a parked caller's position before it.
 ///
@@ -563,7 +571,8 @@ impl Waiter {
                     inner.waiters.remove(key);
                     drop(inner);
                     self.key = None;
-                    return Some(Place::Slot(self.permit(counted)));
+                    let permit = Permit::new(&self.gate, WAITED_IS_SAMPLED, counted);
+                    return Some(Place::Slot(permit));
                 }
                 State::Closed => {
                     inner.waiters.remove(key);
@@ -592,16 +601,14 @@ impl Waiter {
 
     /// Stops waiting, unless it has an answer already.
     pub(super) fn give_up(&mut self) -> Ended {
-        match self.leave() {
-            Some(State::Granted { counted }) => Ended::Granted(self.permit(counted)),
-            Some(State::Closed) => Ended::Closed,
-            _ => Ended::Left,
-        }
+        self.leave(WAITED_IS_SAMPLED)
     }
 
-    /// Leaves the lines; says in which state.
-    fn leave(&mut self) -> Option<State> {
-        let key = self.key.take()?;
+    /// Leaves the lines.
+    fn leave(&mut self, sampled: bool) -> Ended {
+        let Some(key) = self.key.take() else {
+            return Ended::Left;
+        };
         let mut frozen = self.gate.freeze();
         let state = frozen.inner.waiters.state(key);
         let waker = frozen.inner.waiters.remove(key);
@@ -609,23 +616,23 @@ impl Waiter {
             frozen.leave_queue();
             frozen.settle();
         }
+        // Before others are woken: whatever their wakers do, a slot that was
+        // granted has an owner.
+        let ended = match state {
+            State::Granted { counted } => Ended::Granted(Permit::new(&self.gate, sampled, counted)),
+            State::Closed => Ended::Closed,
+            State::Queued | State::Parked => Ended::Left,
+        };
         frozen.finish();
         drop(waker);
-        Some(state)
-    }
-
-    fn permit(&self, counted: bool) -> Permit {
-        // Whoever had to wait has slept: reading the clock does not matter.
-        Permit::new(&self.gate, true, counted)
+        ended
     }
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        if let Some(State::Granted { counted }) = self.leave() {
-            // Never used, so it says nothing about how long a slot is held.
-            drop(Permit::new(&self.gate, false, counted));
-        }
+        // A slot that was never used says nothing about how long one is held.
+        drop(self.leave(false));
     }
 }
 

@@ -94,6 +94,10 @@
 //!
 //! A panic of the engine, in `poll_ready`, `call` or its future, goes to the
 //! caller; the slot is given back when the response future is dropped.
+//!
+//! A panic of a waker goes to whoever gave the slot or the place away that it
+//! announces, after all others that got one have been woken. If that caller
+//! is unwinding already, it goes no further.
 
 mod estimate;
 mod future;

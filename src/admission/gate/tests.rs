@@ -1,6 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     task::Wake,
 };
@@ -95,29 +96,98 @@ fn a_waker_may_use_the_gate_while_it_is_woken_cloned_or_dropped() {
     assert_eq!(gate.snapshot().in_engine, 1);
 }
 
-#[test]
-fn a_panicking_waker_leaves_the_gate_consistent() {
-    struct Panics;
+/// Does something once when it is woken.
+struct Does(std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
-    impl Wake for Panics {
-        fn wake(self: Arc<Self>) {
-            panic!("from the waker");
+impl Wake for Does {
+    fn wake(self: Arc<Self>) {
+        let woken = self.0.lock().unwrap().take();
+        if let Some(does) = woken {
+            does();
         }
     }
+}
 
+/// Waits with a waker that does `does`.
+fn queued_with(gate: &Arc<Gate>, does: impl FnOnce() + Send + 'static) -> Waiter {
+    let mut waiter = queued(gate);
+    let does: Box<dyn FnOnce() + Send> = Box::new(does);
+    let waker = Arc::new(Does(std::sync::Mutex::new(Some(does)))).into();
+    let waits = waiter.poll_slot(&mut Context::from_waker(&waker));
+    assert!(waits.is_pending());
+    waiter
+}
+
+fn queued_with_panic(gate: &Arc<Gate>) -> Waiter {
+    queued_with(gate, || panic!("from the waker"))
+}
+
+#[test]
+fn a_waker_that_panics_costs_nobody_else_a_wake() {
+    let gate = gate(1, 4);
+    let permit = admitted(&gate);
+    let panicking = [queued_with_panic(&gate), queued_with_panic(&gate)];
+    let mut waiting = [queued(&gate), queued(&gate)];
+    let wakes = [(); 2].map(|()| Arc::new(Wakes::default()));
+    for (waiter, wakes) in waiting.iter_mut().zip(&wakes) {
+        assert!(poll(waiter, wakes).is_pending());
+    }
+    assert!(catch_unwind(AssertUnwindSafe(|| gate.set_slots(5))).is_err());
+    assert_eq!(gate.snapshot().in_engine, 5);
+    assert_eq!(wakes.each_ref().map(|wakes| wakes.count()), [1, 1]);
+    drop((permit, panicking, waiting));
+    assert_eq!((gate.snapshot().in_engine, gate.snapshot().queued), (0, 0));
+}
+
+#[test]
+fn one_that_leaves_gives_its_slot_back_though_a_waker_panics_meanwhile() {
+    for by_drop in [true, false] {
+        let gate = gate(1, 3);
+        let permit = admitted(&gate);
+        let leaves = Arc::new(std::sync::Mutex::new(None::<Waiter>));
+        let leaving = leaves.clone();
+        let first = queued_with(&gate, move || {
+            let waiter = leaving.lock().unwrap().take();
+            match by_drop {
+                true => drop(waiter),
+                false => drop(waiter.map(|mut waiter| waiter.give_up())),
+            }
+        });
+        *leaves.lock().unwrap() = Some(queued(&gate));
+        let third = queued_with_panic(&gate);
+        assert!(catch_unwind(AssertUnwindSafe(|| gate.set_slots(4))).is_err());
+        assert!(leaves.lock().unwrap().is_none(), "it has left");
+        assert_eq!(gate.snapshot().in_engine, 3);
+        drop((permit, first, third));
+        assert_eq!(gate.snapshot().in_engine, 0);
+    }
+}
+
+#[test]
+fn a_waker_that_panics_does_not_abort_one_that_unwinds_already() {
+    let gate = gate(1, 1);
+    let permit = admitted(&gate);
+    let waiter = queued_with_panic(&gate);
+    let engine = AssertUnwindSafe(move || {
+        let _permit = permit;
+        panic!("from the engine");
+    });
+    let panic = catch_unwind(engine).unwrap_err();
+    assert_eq!(panic.downcast_ref(), Some(&"from the engine"));
+    assert_eq!(gate.snapshot().in_engine, 1, "the next one has it");
+    drop(waiter);
+    assert_eq!(gate.snapshot().in_engine, 0);
+}
+
+#[test]
+fn a_panicking_waker_leaves_the_gate_consistent() {
     let gate = gate(1, 2);
     let permit = admitted(&gate);
-    let mut first = queued(&gate);
-    let waker = Arc::new(Panics).into();
-    assert!(
-        first
-            .poll_slot(&mut Context::from_waker(&waker))
-            .is_pending()
-    );
+    let first = queued_with_panic(&gate);
     let mut second = queued(&gate);
     let wakes = Arc::new(Wakes::default());
     assert!(poll(&mut second, &wakes).is_pending());
-    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(permit))).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(permit))).is_err());
     drop(first);
     assert_eq!(wakes.count(), 1);
     assert!(poll(&mut second, &wakes).is_ready());
