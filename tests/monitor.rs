@@ -350,7 +350,10 @@ mod wakers {
         task::{Context, Poll, Wake, Waker},
     };
     use tower::{Service, discover::Change, load::CompleteOnResponse};
-    use tower_overload::busy::{BusyDiscover, ErrorsOnly, roster};
+    use tower_overload::{
+        busy::{BusyDiscover, ErrorsOnly, roster},
+        load,
+    };
 
     struct Serves;
 
@@ -390,19 +393,83 @@ mod wakers {
         monitor.configure_for_all("a", of_100_blocks([0]));
         monitor.observe(blocks("a", 60)).unwrap();
 
+        let handle = monitor.clone();
+        let _waits = waits_for("a", &busy, Box::new(move || does(handle)));
+        test(&monitor, &busy);
+    }
+
+    /// An endpoint of the busy worker that waits with a waker that does `does`.
+    fn waits_for(
+        worker: Id,
+        busy: &BusySet<Id>,
+        does: Box<dyn FnOnce() + Send>,
+    ) -> impl Sized + use<> {
         let (roster, changes) = roster();
-        roster.insert("a", Serves);
+        roster.insert(worker, Serves);
         let completion = CompleteOnResponse::default();
         let mut discover = BusyDiscover::with(changes, busy.clone(), ErrorsOnly, completion);
         let Some(Some(Ok(Change::Insert(_, mut endpoint)))) = discover.next().now_or_never() else {
             panic!("it is in the roster");
         };
-        let handle = monitor.clone();
-        let does: Box<dyn FnOnce() + Send> = Box::new(move || does(handle));
         let waker = Waker::from(Arc::new(Does(Mutex::new(Some(does)))));
         let ready = endpoint.poll_ready(&mut Context::from_waker(&waker));
         assert!(ready.is_pending(), "the worker is busy");
-        test(&monitor, &busy);
+        (roster, discover, endpoint)
+    }
+
+    /// A monitor of three busy workers, each of which one waits for with a
+    /// waker that panics.
+    fn while_panics_wait(test: impl FnOnce(WorkerMonitor<Id>, &ThresholdsHandle, &BusySet<Id>)) {
+        let (monitor, thresholds, busy) = above_half();
+        let waits = ["a", "b", "c"].map(|id| {
+            monitor.configure_for_all(id, of_100_blocks([0]));
+            monitor.observe(blocks(id, 60)).unwrap();
+            waits_for(id, &busy, Box::new(|| panic!("a waker")))
+        });
+        test(monitor, &thresholds, &busy);
+        drop(waits);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn that_panic_leave_no_mark_of_another_worker_behind() {
+        while_panics_wait(|monitor, thresholds, busy| {
+            let off = ThresholdUpdate::new().active_decode_blocks(load::Change::Clear);
+            thresholds.update(off).unwrap();
+            let frees_all = || monitor.observe(blocks("a", 60));
+            catch_unwind(AssertUnwindSafe(frees_all)).unwrap_err();
+            let snapshot = monitor.snapshot();
+            assert!(!snapshot.iter().any(WorkerSnapshot::is_busy));
+            assert!(!["a", "b", "c"].iter().any(|id| is_marked(busy, id)));
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn that_panic_keep_no_mark_when_the_last_handle_is_dropped() {
+        while_panics_wait(|monitor, _, busy| {
+            catch_unwind(AssertUnwindSafe(|| drop(monitor))).unwrap_err();
+            assert!(!["a", "b", "c"].iter().any(|id| is_marked(busy, id)));
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn that_panic_keep_no_mark_of_a_removed_worker_in_any_model() {
+        let monitor = WorkerMonitor::new();
+        let models = ["one", "two"].map(|model| {
+            let busy = BusySet::new();
+            let thresholds = monitor.add_model(model, busy.clone()).unwrap();
+            thresholds.update(decode_above(0.5)).unwrap();
+            busy
+        });
+        monitor.configure_for_all("a", of_100_blocks([0]));
+        monitor.observe(blocks("a", 60)).unwrap();
+        let waits = models
+            .each_ref()
+            .map(|busy| waits_for("a", busy, Box::new(|| panic!("a waker"))));
+        let removes = || monitor.remove(&"a");
+        catch_unwind(AssertUnwindSafe(removes)).unwrap_err();
+        assert!(!models.iter().any(|busy| is_marked(busy, &"a")));
+        assert!(!monitor.remove(&"a"), "it is gone");
+        drop(waits);
     }
 
     #[tokio::test(start_paused = true)]

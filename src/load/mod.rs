@@ -77,7 +77,8 @@
 //! # Panics
 //!
 //! Nothing here panics by itself. If a waker that a mark wakes does, the
-//! panic reaches the caller, and the monitor keeps working.
+//! panic reaches the caller, after every mark that had to change has changed;
+//! it goes no further if the caller is unwinding already.
 
 mod config;
 mod drive;

@@ -9,6 +9,7 @@ use crate::{
     busy::{BusyMark, BusySet},
     metrics::{self, Prefix},
     sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
+    unwind::FirstPanic,
 };
 use ::metrics::{Counter, Gauge};
 use std::{
@@ -87,6 +88,21 @@ struct Inner<K> {
     dropped_unregistered: Counter,
     dropped_undeclared: Counter,
     state: Mutex<State<K>>,
+}
+
+impl<K> Drop for Inner<K> {
+    fn drop(&mut self) {
+        let workers = mem::take(&mut lock(&self.state).workers);
+        let mut panic = FirstPanic::default();
+        for entry in workers.into_values() {
+            if let Marks::Here(marks) = entry.marks {
+                for held in marks {
+                    panic.catch(|| drop(held));
+                }
+            }
+        }
+        panic.resume();
+    }
 }
 
 struct State<K> {
@@ -244,7 +260,13 @@ impl<K> Models<K> {
         self.places.get_mut(id.place as usize)?.take()
     }
 
-    fn insert(&mut self, name: &str, set: BusySet<K>, handle: ThresholdsHandle, prefix: &Prefix) {
+    fn insert(
+        &mut self,
+        name: &str,
+        set: BusySet<K>,
+        handle: ThresholdsHandle,
+        missing_gauges: [Gauge; 3],
+    ) {
         let vacant = self.places.iter().position(Option::is_none);
         let place = vacant.unwrap_or(self.places.len());
         if place == self.places.len() {
@@ -255,11 +277,6 @@ impl<K> Models<K> {
             stamp: self.next_stamp,
         };
         self.next_stamp = self.next_stamp.wrapping_add(1);
-        let names = [
-            thresholds::DECODE,
-            thresholds::PREFILL_TOKENS,
-            thresholds::PREFILL_FRAC,
-        ];
         self.places[place] = Some(Model {
             id,
             name: name.into(),
@@ -267,8 +284,7 @@ impl<K> Models<K> {
             thresholds: handle.get(),
             handle,
             missing: [0; 3],
-            missing_gauges: names
-                .map(|threshold| metrics::WORKERS_WITHOUT_SIGNAL.gauge(prefix, &[name, threshold])),
+            missing_gauges,
         });
     }
 }
@@ -342,11 +358,15 @@ impl<K: fmt::Display> Transition<K> {
     }
 }
 
-/// What a call leaves to do: workers whose marks have to change, and
-/// transitions to log.
+/// What a call leaves to do: workers whose marks have to change, transitions
+/// to log, events to count, and a panic of a waker to pass on.
 struct Outcome<K> {
     changed: Vec<K>,
     transitions: Vec<Transition<K>>,
+    accepted: u64,
+    dropped_unregistered: u64,
+    dropped_undeclared: u64,
+    panic: FirstPanic,
 }
 
 impl<K> Default for Outcome<K> {
@@ -354,6 +374,21 @@ impl<K> Default for Outcome<K> {
         Self {
             changed: Vec::new(),
             transitions: Vec::new(),
+            accepted: 0,
+            dropped_unregistered: 0,
+            dropped_undeclared: 0,
+            panic: FirstPanic::default(),
+        }
+    }
+}
+
+impl<K> Outcome<K> {
+    /// Counts an event.
+    fn count<T>(&mut self, observed: &Result<T, DropReason>) {
+        match observed {
+            Ok(_) => self.accepted += 1,
+            Err(DropReason::UnregisteredWorker) => self.dropped_unregistered += 1,
+            Err(DropReason::UndeclaredRank) => self.dropped_undeclared += 1,
         }
     }
 }
@@ -548,44 +583,16 @@ struct At {
     changes: u64,
 }
 
-/// The marks of a worker while they change. If a waker panics, they go back.
-struct Changing<'a, K: WorkerId> {
-    inner: &'a Inner<K>,
-    key: &'a K,
-    marks: Option<Vec<Held>>,
-}
-
-impl<K: WorkerId> Changing<'_, K> {
-    fn apply(mut self) -> Vec<Held> {
-        let clock = &self.inner.clock;
-        if let Some(marks) = &mut self.marks {
-            marks.retain_mut(|held| held.apply(clock));
-        }
-        self.marks.take().unwrap_or_default()
-    }
-}
-
-impl<K: WorkerId> Drop for Changing<'_, K> {
-    fn drop(&mut self) {
-        let Some(marks) = self.marks.take() else {
-            return;
-        };
-        let mut state = lock(&self.inner.state);
-        if let Some(entry) = state.workers.get_mut(self.key) {
-            entry.marks = Marks::Here(marks);
-        }
-    }
-}
-
 impl<K: WorkerId> Inner<K> {
     /// Brings the marks of a worker to what they should be. The lock is
-    /// released while they change.
+    /// released while they change. A panic of a waker is left in `panic`.
     ///
     /// If another thread is at it, it will see to this change as well.
     fn settle<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<K>>,
         key: &K,
+        panic: &mut FirstPanic,
     ) -> MutexGuard<'a, State<K>> {
         let mut out = None;
         loop {
@@ -610,31 +617,31 @@ impl<K: WorkerId> Inner<K> {
                 return state;
             }
             drop(state);
-            let changing = Changing {
-                inner: self,
-                key,
-                marks: Some(marks),
-            };
-            out = Some(changing.apply());
+            apply(&mut marks, &self.clock, panic);
+            out = Some(marks);
             state = lock(&self.state);
         }
     }
 
     fn finish<'a>(&'a self, mut state: MutexGuard<'a, State<K>>, outcome: Outcome<K>) {
+        let mut panic = outcome.panic;
         for key in &outcome.changed {
-            state = self.settle(state, key);
+            state = self.settle(state, key, &mut panic);
         }
         drop(state);
+        for (counter, events) in [
+            (&self.accepted, outcome.accepted),
+            (&self.dropped_unregistered, outcome.dropped_unregistered),
+            (&self.dropped_undeclared, outcome.dropped_undeclared),
+        ] {
+            if events > 0 {
+                counter.increment(events);
+            }
+        }
         for transition in &outcome.transitions {
             transition.log();
         }
-    }
-
-    fn dropped(&self, reason: DropReason) {
-        match reason {
-            DropReason::UnregisteredWorker => self.dropped_unregistered.increment(1),
-            DropReason::UndeclaredRank => self.dropped_undeclared.increment(1),
-        }
+        panic.resume();
     }
 
     /// Asked under the lock, so that the count of changes never goes back.
@@ -648,20 +655,23 @@ impl<K: WorkerId> Inner<K> {
     }
 }
 
-impl Held {
-    /// Does what is wanted; `false` if the mark is to be dropped.
-    fn apply(&mut self, clock: &Clock) -> bool {
-        let Some(wanted) = self.wanted else {
-            return false;
+/// Does to each mark what is wanted. What can panic is a waker, and then the
+/// mark is changed already.
+fn apply(marks: &mut Vec<Held>, clock: &Clock, panic: &mut FirstPanic) {
+    let mut at = 0;
+    while let Some(held) = marks.get_mut(at) {
+        let Some(wanted) = held.wanted else {
+            let gone = marks.swap_remove(at);
+            panic.catch(|| drop(gone));
+            continue;
         };
-        // Noted first: what can panic is a waker, and then the mark is changed.
-        if mem::replace(&mut self.is, wanted) != wanted {
-            match wanted {
-                Moment::NEVER => self.mark.clear(),
-                busy_until => self.mark.set(clock.instant(busy_until)),
-            }
+        at += 1;
+        if mem::replace(&mut held.is, wanted) != wanted {
+            panic.catch(|| match wanted {
+                Moment::NEVER => held.mark.clear(),
+                busy_until => held.mark.set(clock.instant(busy_until)),
+            });
         }
-        true
     }
 }
 
@@ -718,11 +728,20 @@ impl<K: WorkerId> WorkerMonitor<K> {
     }
 
     fn insert_model(&self, model: &str, busy: BusySet<K>, handle: &ThresholdsHandle) -> bool {
+        // Made before the lock is taken: it runs the recorder.
+        let missing_gauges = [
+            thresholds::DECODE,
+            thresholds::PREFILL_TOKENS,
+            thresholds::PREFILL_FRAC,
+        ]
+        .map(|threshold| {
+            metrics::WORKERS_WITHOUT_SIGNAL.gauge(&self.inner.prefix, &[model, threshold])
+        });
         let mut state = lock(&self.inner.state);
         let inserted = self.inner.thresholds.insert(model, handle);
         if inserted {
             let handle = handle.clone();
-            state.models.insert(model, busy, handle, &self.inner.prefix);
+            state.models.insert(model, busy, handle, missing_gauges);
         }
         inserted
     }
@@ -739,7 +758,9 @@ impl<K: WorkerId> WorkerMonitor<K> {
             return false;
         };
         self.inner.thresholds.remove(model);
-        if let Some(model) = models.remove(id) {
+        // Dropped after the lock is released: its set may be.
+        let removed = models.remove(id);
+        if let Some(model) = &removed {
             model.missing_gauges.iter().for_each(|gauge| gauge.set(0.0));
         }
         let mut outcome = Outcome::default();
@@ -755,6 +776,7 @@ impl<K: WorkerId> WorkerMonitor<K> {
             }
         }
         self.inner.finish(state, outcome);
+        drop(removed);
         true
     }
 
@@ -891,7 +913,7 @@ impl<K: WorkerId> WorkerMonitor<K> {
             state.judge_all(at, &mut outcome);
         }
         // In any case: its models may be others, though no verdict is new.
-        let state = self.inner.settle(state, &key);
+        let state = self.inner.settle(state, &key, &mut outcome.panic);
         self.inner.finish(state, outcome);
         Ok(())
     }
@@ -908,7 +930,9 @@ impl<K: WorkerId> WorkerMonitor<K> {
             return false;
         };
         gone.retire(models);
-        drop(self.inner.settle(state, worker));
+        let mut panic = FirstPanic::default();
+        drop(self.inner.settle(state, worker, &mut panic));
+        panic.resume();
         true
     }
 
@@ -939,21 +963,13 @@ impl<K: WorkerId> WorkerMonitor<K> {
         let mut outcome = Outcome::default();
         let mut state = lock(&self.inner.state);
         let at = self.inner.at(now);
-        match state.observe(event, at, &mut outcome) {
-            Ok(changed) => {
-                if changed {
-                    state = self.inner.settle(state, &event.worker);
-                }
-                self.inner.finish(state, outcome);
-                self.inner.accepted.increment(1);
-                Ok(())
-            }
-            Err(reason) => {
-                drop(state);
-                self.inner.dropped(reason);
-                Err(reason)
-            }
+        let observed = state.observe(event, at, &mut outcome);
+        outcome.count(&observed);
+        if let Ok(true) = observed {
+            state = self.inner.settle(state, &event.worker, &mut outcome.panic);
         }
+        self.inner.finish(state, outcome);
+        observed.map(drop)
     }
 
     /// Takes several load events into account, in order, and says how many
@@ -965,7 +981,6 @@ impl<K: WorkerId> WorkerMonitor<K> {
     /// As [`observe_all`](Self::observe_all), for events that arrived at `now`.
     pub fn observe_all_at(&self, events: &[LoadEvent<K>], now: Instant) -> Observed {
         let mut outcome = Outcome::default();
-        let mut observed = Observed::default();
         let mut changed = Vec::new();
         let mut state = lock(&self.inner.state);
         let at = self.inner.at(now);
@@ -982,25 +997,20 @@ impl<K: WorkerId> WorkerMonitor<K> {
                 } else {
                     Err(DropReason::UnregisteredWorker)
                 };
-                match result {
-                    Ok(mark) => {
-                        if mark {
-                            changed.push(&event.worker);
-                        }
-                        observed.accepted += 1;
-                    }
-                    Err(reason) => {
-                        self.inner.dropped(reason);
-                        observed.dropped += 1;
-                    }
+                outcome.count(&result);
+                if let Ok(true) = result {
+                    changed.push(&event.worker);
                 }
             }
         }
         for worker in changed {
-            state = self.inner.settle(state, worker);
+            state = self.inner.settle(state, worker, &mut outcome.panic);
         }
+        let observed = Observed {
+            accepted: outcome.accepted,
+            dropped: outcome.dropped_unregistered + outcome.dropped_undeclared,
+        };
         self.inner.finish(state, outcome);
-        self.inner.accepted.increment(observed.accepted);
         observed
     }
 
