@@ -35,49 +35,59 @@ impl Word {
         Self(((slots as u64 + BIAS) * SLOT) | ((places as u64 + BIAS) * PLACE))
     }
 
+    #[inline]
     pub(super) const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
+    #[inline]
     pub(super) const fn bits(self) -> u64 {
         self.0
     }
 
     /// The slots that are free; negative while more are in use than there are.
+    #[inline]
     pub(super) const fn slots(self) -> i64 {
         (((self.0 / SLOT) & COUNT) as i64) - BIAS as i64
     }
 
     /// The places that are free; negative while more wait than may.
+    #[inline]
     pub(super) const fn places(self) -> i64 {
         (((self.0 / PLACE) & COUNT) as i64) - BIAS as i64
     }
 
     /// Admissions and releases must take the lock.
+    #[inline]
     pub(super) const fn contended(self) -> bool {
         self.0 & CONTENDED != 0
     }
 
+    #[inline]
     pub(super) const fn closed(self) -> bool {
         self.0 & CLOSED != 0
     }
 
     /// Neither contended nor closed: a free slot is there for the taking.
+    #[inline]
     pub(super) const fn open(self) -> bool {
         self.0 & (CONTENDED | CLOSED) == 0
     }
 
     /// The next admission is one of the few that read the clock: the first,
     /// and then one in 64.
+    #[inline]
     pub(super) const fn sampled(self) -> bool {
         self.0 < TICK
     }
 
     /// Admits one.
+    #[inline]
     pub(super) const fn take_slot(self) -> Self {
         Self(self.0.wrapping_add(TICK - SLOT))
     }
 
+    #[inline]
     pub(super) const fn add_slots(self, n: i64) -> Self {
         Self(self.0.wrapping_add((n as u64).wrapping_mul(SLOT)))
     }
