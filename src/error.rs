@@ -180,20 +180,34 @@ impl fmt::Display for Unavailable {
 impl Error for Unavailable {}
 
 /// A connection to one worker failed before any byte of a response.
-///
-/// Nothing is known to have reached the worker's engine, so the request can
-/// be sent to another one.
 #[derive(Clone, Debug)]
 pub struct Unreachable {
     source: Arc<dyn Error + Send + Sync>,
+    may_have_been_sent: bool,
 }
 
 impl Unreachable {
-    /// Wraps the error of the connection.
+    /// The connection could not be made: nothing has reached the worker, and
+    /// the request can be sent to another one.
     pub fn new(source: impl Into<crate::BoxError>) -> Self {
         Self {
             source: Arc::from(source.into()),
+            may_have_been_sent: false,
         }
+    }
+
+    /// The connection was lost while the response was waited for: the worker
+    /// may have accepted the request, so sending it again may do it twice.
+    pub fn lost(source: impl Into<crate::BoxError>) -> Self {
+        Self {
+            source: Arc::from(source.into()),
+            may_have_been_sent: true,
+        }
+    }
+
+    /// Whether the worker may have got the request.
+    pub const fn may_have_been_sent(&self) -> bool {
+        self.may_have_been_sent
     }
 
     /// Finds the outermost `Unreachable` in `error` and its sources; see [`find`].
@@ -204,7 +218,11 @@ impl Unreachable {
 
 impl fmt::Display for Unreachable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("worker unreachable")
+        f.write_str(if self.may_have_been_sent {
+            "connection to the worker lost"
+        } else {
+            "worker unreachable"
+        })
     }
 }
 

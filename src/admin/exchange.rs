@@ -117,6 +117,10 @@ fn list(thresholds: &ModelThresholds) -> Response<AdminBody> {
 
 pub(super) fn post(thresholds: &ModelThresholds, body: &[u8]) -> Response<AdminBody> {
     let request: Update = match serde_json::from_slice(body) {
+        // A derived `Deserialize` also takes an array, member by member.
+        Ok(_) if !body.trim_ascii_start().starts_with(b"{") => {
+            return error(StatusCode::UNPROCESSABLE_ENTITY, "expected an object");
+        }
         Ok(request) => request,
         Err(invalid) => {
             let status = match invalid.classify() {

@@ -8,15 +8,16 @@
 //! under the same lock before it leaves its waker, so no change falls between.
 
 use super::{
-    marks::{Class, Gate, Mark, Marks, SUSPECT},
+    marks::{Class, Gate, Mark, Marks, Probe, SUSPECT},
     members::Members,
     set::{Place, Shared},
 };
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::unwind::FirstPanic;
 use std::{fmt, task::Waker, time::Duration};
 use tokio::time::Instant;
 
-/// The worker has left under this id: its endpoints get nothing any more.
+/// Some endpoint here, or all, are of a worker that has left.
 const RETIRED: u64 = 1 << 5;
 
 pub(crate) struct Cell {
@@ -38,6 +39,8 @@ struct State {
 /// One living endpoint.
 struct Seat {
     id: u64,
+    /// Its worker has left: it counts no more, gets nothing, and is not heard.
+    retired: bool,
     members: Members,
     /// Kept here and not in the endpoint, which balancers move about.
     place: Place,
@@ -87,34 +90,75 @@ impl Cell {
         if state.retired {
             return Err(Retired);
         }
-        let (result, wakes) = self.apply(&mut state, change);
+        let (result, effects) = self.apply(&mut state, change);
         drop(state);
-        wakes.wake();
+        self.finish(effects);
         Ok(result)
     }
 
-    /// Changes the marks and publishes them: the word, the counts of every
-    /// membership, and the wakers that the caller wakes without the lock.
-    fn apply<R>(&self, state: &mut State, change: impl FnOnce(&mut Marks) -> R) -> (R, Wakes) {
-        let gate = state.marks.gate();
-        let result = change(&mut state.marks);
-        let old = self.word.load(Ordering::Relaxed);
-        let new = state.marks.bits();
-        let mut wakes = Wakes::default();
-        if old != new {
-            self.word.store(new, Ordering::Release);
-            let live = !state.seats.is_empty();
-            self.shared.transition(&self.label, old, new, live);
-            let (from, to) = (Class::of(old), Class::of(new));
-            for seat in &mut state.seats {
-                seat.members.moved(from, to);
-                wakes.add(seat);
-            }
-        } else if state.marks.gate().opens_before(gate) {
-            // Those who sleep until the old end have to know.
-            state.seats.iter_mut().for_each(|seat| wakes.add(seat));
+    /// As [`change`](Self::change), for what an endpoint has seen: it is not
+    /// heard any more once its worker has left.
+    fn heard<R>(&self, seat: u64, change: impl FnOnce(&mut Marks) -> R) -> Option<R> {
+        let mut state = lock(&self.state);
+        let mut seats = state.seats.iter();
+        if state.retired || !seats.any(|other| other.id == seat && !other.retired) {
+            return None;
         }
-        (result, wakes)
+        let (result, effects) = self.apply(&mut state, change);
+        drop(state);
+        self.finish(effects);
+        Some(result)
+    }
+
+    /// Changes the marks and publishes them: the word and the counts of every
+    /// membership. What runs foreign code is left to
+    /// [`finish`](Self::finish), without the lock.
+    fn apply<R>(&self, state: &mut State, change: impl FnOnce(&mut Marks) -> R) -> (R, Effects) {
+        let (old, gate) = (state.marks.bits(), state.marks.gate());
+        let result = change(&mut state.marks);
+        let (new, new_gate) = (state.marks.bits(), state.marks.gate());
+        let mut effects = Effects::default();
+        if old != new {
+            let live = state.seats.iter().any(|seat| !seat.retired);
+            effects.transition = Some((old, new, live));
+            let (from, to) = (Class::of(old), Class::of(new));
+            for seat in state.seats.iter_mut().filter(|seat| !seat.retired) {
+                seat.members.moved(from, to);
+            }
+            self.publish(state);
+        }
+        // Those who sleep until the old end have to know, and those who
+        // thought it open.
+        let closes = gate == Gate::Open && new_gate != Gate::Open;
+        if old != new || closes || new_gate.opens_before(gate) {
+            state.seats.iter_mut().for_each(|seat| effects.wake(seat));
+        }
+        (result, effects)
+    }
+
+    fn publish(&self, state: &State) {
+        let retired = state.retired || state.seats.iter().any(|seat| seat.retired);
+        let word = if retired { RETIRED } else { 0 };
+        self.word
+            .store(word | state.marks.bits(), Ordering::Release);
+    }
+
+    /// Logs, counts and wakes; the lock is free.
+    pub(crate) fn finish(&self, effects: Effects) {
+        if let Some((old, new, live)) = effects.transition {
+            self.shared.transition(&self.label, old, new, live);
+        }
+        if let Some((bits, live)) = effects.live {
+            self.shared.live(bits, live);
+        }
+        let mut panics = FirstPanic::default();
+        for (waker, members) in effects.first.into_iter().chain(effects.rest) {
+            if let Some(waker) = waker {
+                panics.catch(|| waker.wake());
+            }
+            panics.catch(|| members.touch());
+        }
+        panics.resume();
     }
 
     /// Takes a seat for a new endpoint of `members`; `place` leads here.
@@ -125,18 +169,20 @@ impl Cell {
         }
         let id = state.next_seat;
         state.next_seat += 1;
-        let bits = self.word.load(Ordering::Relaxed);
+        let bits = state.marks.bits();
         members.joined(Class::of(bits));
-        if state.seats.is_empty() {
-            self.shared.live(bits, true);
-        }
+        let is_first = state.seats.iter().all(|seat| seat.retired);
         state.seats.push(Seat {
             id,
+            retired: false,
             members: members.clone(),
             place: place.clone(),
             waker: None,
         });
         drop(state);
+        if is_first {
+            self.shared.live(bits, true);
+        }
         members.touch();
         Ok(id)
     }
@@ -148,17 +194,20 @@ impl Cell {
             return;
         };
         let gone = state.seats.swap_remove(at);
-        let vacant = state.seats.is_empty();
-        if !state.retired {
-            let bits = state.marks.bits();
+        let bits = state.marks.bits();
+        let was_last = state.seats.iter().all(|seat| seat.retired);
+        let is_vacant = state.seats.is_empty();
+        if gone.retired {
+            self.publish(&state);
+        } else {
             gone.members.left(Class::of(bits));
-            if vacant {
-                self.shared.live(bits, false);
-            }
         }
         drop(state);
+        if was_last && !gone.retired {
+            self.shared.live(bits, false);
+        }
         gone.members.touch();
-        if vacant {
+        if is_vacant {
             gone.place.tidy();
         }
     }
@@ -166,26 +215,46 @@ impl Cell {
     /// Leaves `waker` in the seat if the endpoint has to wait.
     pub(crate) fn check(&self, seat: u64, now: Instant, waker: &Waker) -> Check {
         let mut state = lock(&self.state);
-        if state.retired {
-            return Check::Parked(None);
-        }
-        let ((), mut wakes) = self.apply(&mut state, |marks| marks.expire(now));
-        let (check, old) = match state.marks.gate() {
-            Gate::Open => (Check::Open, None),
-            Gate::Closed(until) => {
-                let seat = state.seats.iter_mut().find(|other| other.id == seat);
-                let old = seat.and_then(|seat| match &mut seat.waker {
-                    Some(old) if old.will_wake(waker) => None,
-                    slot => slot.replace(waker.clone()),
-                });
-                (Check::Parked(until), old)
+        let ((), mut effects) = if state.retired {
+            ((), Effects::default())
+        } else {
+            self.apply(&mut state, |marks| marks.expire(now))
+        };
+        let gate = state.marks.gate();
+        let is_retired = state.retired;
+        let seat = state.seats.iter_mut().find(|other| other.id == seat);
+        let (check, old) = match (seat, gate) {
+            (Some(seat), _) if seat.retired || is_retired => {
+                (Check::Parked(None), seat.park(waker))
+            }
+            (None, _) => (Check::Parked(None), None),
+            (_, Gate::Open) => (Check::Open, None),
+            (Some(seat), Gate::Closed(until)) => (Check::Parked(until), seat.park(waker)),
+        };
+        drop(state);
+        drop(old);
+        effects.forget(waker);
+        self.finish(effects);
+        check
+    }
+
+    /// Leaves `waker` in the seat of an endpoint that waits for its own
+    /// service, so that a mark gets its attention. Whether it may go on
+    /// waiting: not if a mark has come in between.
+    pub(crate) fn watch(&self, seat: u64, waker: &Waker) -> bool {
+        let mut state = lock(&self.state);
+        let mut is_open = !state.retired && state.marks.gate() == Gate::Open;
+        let mut seats = state.seats.iter_mut();
+        let old = match seats.find(|other| other.id == seat) {
+            Some(seat) if is_open && !seat.retired => seat.park(waker),
+            _ => {
+                is_open = false;
+                None
             }
         };
         drop(state);
         drop(old);
-        wakes.forget(waker);
-        wakes.wake();
-        check
+        is_open
     }
 
     pub(crate) fn set_busy(&self, until: Option<Instant>) -> Result<(), Retired> {
@@ -208,21 +277,39 @@ impl Cell {
         self.change(Marks::undrain)
     }
 
-    /// A request was refused. On a retired cell nothing is left to mark.
-    pub(crate) fn refused(&self, named: Option<Duration>) {
+    /// A request was refused, as somebody says who has no endpoint.
+    pub(crate) fn leased(&self, named: Option<Duration>) -> Result<(), Retired> {
         let times = &self.shared.times;
-        let _ = self.change(|marks| {
+        self.change(|marks| {
+            let now = Instant::now();
+            marks.expire(now);
+            marks.refused(now, named, times);
+        })
+    }
+
+    /// A request was refused, and with it perhaps only this one.
+    pub(crate) fn refused(&self, seat: u64, named: Option<Duration>, lease: bool) {
+        let times = &self.shared.times;
+        self.heard(seat, |marks| {
             let now = Instant::now();
             marks.answered();
             marks.expire(now);
-            marks.refused(now, named, times);
+            if lease {
+                marks.refused(now, named, times);
+            }
         });
     }
 
+    /// What a worker may name as the time to come again.
+    pub(crate) fn bounded(&self, named: Option<Duration>) -> Option<Duration> {
+        let named = named.filter(|named| !named.is_zero());
+        named.map(|named| named.min(self.shared.times.max_lease))
+    }
+
     /// A connection failed before any byte of a response.
-    pub(crate) fn failed(&self) {
+    pub(crate) fn failed(&self, seat: u64) {
         let times = &self.shared.times;
-        let _ = self.change(|marks| {
+        self.heard(seat, |marks| {
             let now = Instant::now();
             marks.expire(now);
             marks.failed(now, times);
@@ -231,31 +318,37 @@ impl Cell {
 
     /// The worker answered something that is no refusal.
     #[inline]
-    pub(crate) fn answered(&self) {
+    pub(crate) fn answered(&self, seat: u64) {
         if self.has(Mark::Unreachable.bit() | SUSPECT) {
-            let _ = self.change(Marks::answered);
+            self.heard(seat, Marks::answered);
         }
     }
 
     /// A response that was no refusal has ended.
     #[inline]
-    pub(crate) fn completed(&self) {
+    pub(crate) fn completed(&self, seat: u64) {
         if self.has(Mark::Leased.bit()) {
-            let _ = self.change(Marks::completed);
+            self.heard(seat, Marks::completed);
         }
     }
 
-    /// A request leaves. Whether it is a probe, whose end the caller reports.
-    #[inline]
-    pub(crate) fn dispatched(&self) -> bool {
-        self.has(SUSPECT)
-            && self
-                .change(|marks| marks.dispatched(Instant::now()))
-                .unwrap_or(false)
+    /// As [`completed`](Self::completed), as somebody says who has no endpoint.
+    pub(crate) fn has_completed(&self) {
+        let _ = self.change(Marks::completed);
     }
 
-    pub(crate) fn probe_abandoned(&self) {
-        let _ = self.change(Marks::probe_abandoned);
+    /// A request leaves; `Some` if it is a probe, whose end the caller reports.
+    #[inline]
+    pub(crate) fn dispatched(&self, seat: u64) -> Option<Probe> {
+        if self.has(SUSPECT) {
+            self.heard(seat, |marks| marks.dispatched(Instant::now()))?
+        } else {
+            None
+        }
+    }
+
+    pub(crate) fn probe_abandoned(&self, seat: u64, probe: Probe) {
+        self.heard(seat, |marks| marks.probe_abandoned(probe));
     }
 
     /// Ends the marks whose time has come, also if nobody asks for the worker.
@@ -270,48 +363,63 @@ impl Cell {
         marks
     }
 
-    /// Whether nobody needs the cell at `now`: no endpoint, no mark.
-    /// If so it is retired, and the caller forgets it.
-    pub(crate) fn retire_if_vacant(&self, now: Instant) -> bool {
+    /// Whether nobody needs the cell at `now`: no endpoint, no mark. If so it
+    /// is retired, and the caller forgets it.
+    pub(crate) fn retire_if_vacant(&self, now: Instant) -> (bool, Effects) {
         let mut state = lock(&self.state);
-        if !state.seats.is_empty() {
-            return false;
+        if state.retired || !state.seats.is_empty() {
+            return (state.retired, Effects::default());
         }
-        // Without a seat nobody waits, so there is nobody to wake.
-        let ((), _) = self.apply(&mut state, |marks| marks.expire(now));
-        let vacant = state.marks.bits() == 0;
-        if vacant {
-            state.retired = true;
-            self.word.store(RETIRED, Ordering::Release);
-        }
-        vacant
+        let ((), effects) = self.apply(&mut state, |marks| marks.expire(now));
+        state.retired = state.marks.bits() == 0;
+        self.publish(&state);
+        (state.retired, effects)
     }
 
-    /// Retires the cell; the marks that a new worker under the id starts with.
-    /// `None` if it is retired already, or if only one membership lets the
-    /// worker go and another still has an endpoint of it.
-    pub(crate) fn retire(&self, from: Option<&Members>, now: Instant) -> Option<(Marks, Wakes)> {
+    /// The worker has left, or another one under its id takes its place: the
+    /// endpoints of `from`, or all, get nothing more and are not heard.
+    ///
+    /// If none is left, the cell is retired, and the marks are given that its
+    /// successor starts with. Otherwise others still have the worker; that it
+    /// was `replaced` voids what their connections said too.
+    pub(crate) fn retire(
+        &self,
+        from: Option<&Members>,
+        replaced: bool,
+        now: Instant,
+    ) -> (Option<Marks>, Effects) {
         let mut state = lock(&self.state);
+        if state.retired {
+            return (None, Effects::default());
+        }
         let leaves = |seat: &Seat| from.is_none_or(|from| seat.members.same(from));
-        if state.retired || !state.seats.iter().all(leaves) {
-            return None;
-        }
-        let (marks, mut wakes) = self.apply(&mut state, |marks| {
+        let stays = state
+            .seats
+            .iter()
+            .any(|seat| !seat.retired && !leaves(seat));
+        let ((), mut effects) = self.apply(&mut state, |marks| {
             marks.expire(now);
-            marks.for_successor()
+            if stays && replaced {
+                marks.forget_connections();
+            }
         });
-        if !state.seats.is_empty() {
-            self.shared.live(state.marks.bits(), false);
+        let bits = state.marks.bits();
+        let mut left = false;
+        for seat in state.seats.iter_mut().filter(|seat| !seat.retired) {
+            if leaves(seat) {
+                seat.retired = true;
+                seat.members.left(Class::of(bits));
+                effects.wake(seat);
+                left = true;
+            }
         }
-        // The balancer may keep the endpoints for a while; they count no more.
-        let class = Class::of(state.marks.bits());
-        for seat in &mut state.seats {
-            seat.members.left(class);
-            wakes.add(seat);
+        if left && !stays {
+            effects.live = Some((bits, false));
         }
-        state.retired = true;
-        self.word.store(RETIRED, Ordering::Release);
-        Some((marks, wakes))
+        state.retired = !stays;
+        self.publish(&state);
+        let marks = (!stays).then(|| state.marks.for_successor());
+        (marks, effects)
     }
 
     pub(crate) fn label(&self) -> &str {
@@ -328,17 +436,29 @@ impl fmt::Debug for Cell {
     }
 }
 
-/// The ones to wake once the lock is released. Nearly always a worker has one
-/// endpoint, so the first needs no allocation.
+impl Seat {
+    /// Leaves a waker, and gives back the one to drop without the lock.
+    fn park(&mut self, waker: &Waker) -> Option<Waker> {
+        match &mut self.waker {
+            Some(old) if old.will_wake(waker) => None,
+            slot => slot.replace(waker.clone()),
+        }
+    }
+}
+
+/// What is to do once the lock is released: it runs foreign code. Nearly
+/// always a worker has one endpoint, so the first needs no allocation.
 #[derive(Default)]
 #[must_use]
-pub(crate) struct Wakes {
+pub(crate) struct Effects {
+    transition: Option<(u64, u64, bool)>,
+    live: Option<(u64, bool)>,
     first: Option<(Option<Waker>, Members)>,
     rest: Vec<(Option<Waker>, Members)>,
 }
 
-impl Wakes {
-    fn add(&mut self, seat: &mut Seat) {
+impl Effects {
+    fn wake(&mut self, seat: &mut Seat) {
         let wake = (seat.waker.take(), seat.members.clone());
         if self.first.is_none() {
             self.first = Some(wake);
@@ -353,15 +473,6 @@ impl Wakes {
             if other.as_ref().is_some_and(|other| other.will_wake(waker)) {
                 *other = None;
             }
-        }
-    }
-
-    pub(crate) fn wake(self) {
-        for (waker, members) in self.first.into_iter().chain(self.rest) {
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-            members.touch();
         }
     }
 }

@@ -102,7 +102,7 @@ where
         Poll::Ready(Some(Ok(match change {
             Change::Insert(worker, service) => {
                 if let Some(old) = this.seated.remove(&worker) {
-                    this.set.retire(&worker, &old, this.members);
+                    this.set.retire(&worker, &old, Some(this.members), true);
                 }
                 let endpoint = Endpoint::new(
                     service,
@@ -116,7 +116,7 @@ where
             }
             Change::Remove(worker) => {
                 if let Some(old) = this.seated.remove(&worker) {
-                    this.set.retire(&worker, &old, this.members);
+                    this.set.retire(&worker, &old, Some(this.members), false);
                 }
                 Change::Remove(worker)
             }

@@ -2,6 +2,7 @@
 
 use super::{
     cell::{Cell, Check},
+    marks::Probe,
     members::Members,
     policy::{Classify, Fault, Refusal},
     set::Place,
@@ -15,6 +16,7 @@ use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 use tokio::time::{Instant, Sleep};
 use tower::load::{Load, TrackCompletion};
@@ -43,6 +45,9 @@ pub struct Endpoint<S, P, C = CompleteOnBody> {
     /// Armed while the worker is excluded.
     timer: Option<Pin<Box<Sleep>>>,
 }
+
+/// The longest that an endpoint sleeps at once.
+const LONGEST_SLEEP: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A living endpoint; its drop is what takes the worker off the membership.
 struct Token {
@@ -101,6 +106,8 @@ impl<S, P, C> Endpoint<S, P, C> {
                     return Poll::Pending;
                 }
                 Check::Parked(Some(until)) => {
+                    // Far ends are looked at again in between.
+                    let until = until.min(now + LONGEST_SLEEP);
                     let timer = self
                         .timer
                         .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
@@ -126,23 +133,33 @@ where
     type Future = ResponseFuture<S::Future, P, C>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        if !self.token.cell.is_open() {
-            ready!(self.poll_open(cx));
-        } else if self.timer.is_some() {
-            self.timer = None;
+        loop {
+            if !self.token.cell.is_open() {
+                ready!(self.poll_open(cx));
+            } else if self.timer.is_some() {
+                self.timer = None;
+            }
+            let ready = self.inner.poll_ready(cx).map_err(Into::into);
+            // A mark that comes while it waits has to find it, to arm its timer.
+            let token = &self.token;
+            if ready.is_ready() || token.cell.watch(token.seat, cx.waker()) {
+                return ready;
+            }
         }
-        self.inner.poll_ready(cx).map_err(Into::into)
     }
 
     fn call(&mut self, request: Req) -> Self::Future {
-        let cell = self.token.cell.clone();
-        let probing = cell.dispatched();
+        let Token { cell, seat } = &self.token;
+        let mut attempt = Attempt {
+            cell: Some(cell.clone()),
+            seat: *seat,
+            probe: None,
+        };
+        // The attempt is there first: whatever comes, it gives the probe up.
+        attempt.probe = cell.dispatched(*seat);
         ResponseFuture {
             future: self.inner.call(request),
-            attempt: Attempt {
-                cell: Some(cell),
-                probing,
-            },
+            attempt,
             policy: self.policy.clone(),
             completion: self.completion.clone(),
         }
@@ -170,45 +187,48 @@ impl<S, P, C> fmt::Debug for Endpoint<S, P, C> {
 struct Attempt {
     /// `None` once the outcome is known.
     cell: Option<Arc<Cell>>,
+    seat: u64,
     /// Others wait for the outcome of this one.
-    probing: bool,
+    probe: Option<Probe>,
 }
 
 impl Attempt {
     fn refused(&mut self, refusal: Refusal) -> BoxError {
+        let mut retry_after = refusal.retry_after;
         if let Some(cell) = self.cell.take() {
-            cell.refused(refusal.retry_after);
+            retry_after = cell.bounded(retry_after);
+            cell.refused(self.seat, retry_after, !refusal.only_this_request);
         }
         ServiceOverloaded::new(OverloadReason::WorkerAtCapacity)
-            .with_retry_after(refusal.retry_after)
+            .with_retry_after(retry_after)
             .into()
     }
 
-    fn unreachable(&mut self, error: BoxError) -> BoxError {
+    fn failed(&mut self, error: BoxError, wrap: fn(BoxError) -> Unreachable) -> BoxError {
         if let Some(cell) = self.cell.take() {
-            cell.failed();
+            cell.failed(self.seat);
         }
         if Unreachable::find_in(&*error).is_some() {
             error
         } else {
-            Unreachable::new(error).into()
+            wrap(error).into()
         }
     }
 
     fn answered(&mut self) -> Completion {
         let cell = self.cell.take();
         if let Some(cell) = &cell {
-            cell.answered();
+            cell.answered(self.seat);
         }
-        Completion { cell }
+        let seat = self.seat;
+        Completion { cell, seat }
     }
 }
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        match &self.cell {
-            Some(cell) if self.probing => cell.probe_abandoned(),
-            _ => {}
+        if let (Some(cell), Some(probe)) = (&self.cell, self.probe) {
+            cell.probe_abandoned(self.seat, probe);
         }
     }
 }
@@ -217,12 +237,13 @@ impl Drop for Attempt {
 #[derive(Debug)]
 pub struct Completion {
     cell: Option<Arc<Cell>>,
+    seat: u64,
 }
 
 impl Drop for Completion {
     fn drop(&mut self) {
         if let Some(cell) = &self.cell {
-            cell.completed();
+            cell.completed(self.seat);
         }
     }
 }
@@ -265,7 +286,8 @@ where
                 let error = error.into();
                 Err(match this.policy.error(&*error) {
                     Fault::Refused(refusal) => attempt.refused(refusal),
-                    Fault::Unreachable => attempt.unreachable(error),
+                    Fault::Unreachable => attempt.failed(error, Unreachable::new),
+                    Fault::Lost => attempt.failed(error, Unreachable::lost),
                     Fault::Other => error,
                 })
             }

@@ -5,8 +5,9 @@ use tower_layer::Layer;
 
 /// Answers for a balanced service set when none of its workers is ready.
 ///
-/// It takes the handle to the membership of the [`BusyDiscover`] that feeds
-/// the balancer. [`BusyBalance`](super::BusyBalance) builds discover, balancer
+/// It stands directly above the balancer, whose readiness it judges: a `Buffer`
+/// in between is always ready, and would leave it nothing to say. It takes the
+/// handle to the membership of the [`BusyDiscover`] that feeds the balancer. [`BusyBalance`](super::BusyBalance) builds discover, balancer
 /// and filter together.
 ///
 /// [`BusyDiscover`]: super::BusyDiscover

@@ -73,15 +73,6 @@ pub(crate) struct Times {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lease {
-    None,
-    /// Ends by time, or early when a response completes.
-    Ours(Instant),
-    /// The worker named the time: ends by time only.
-    Named(Instant),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
     Reachable,
     /// Excluded until then.
@@ -97,8 +88,13 @@ enum Reach {
     Probing {
         until: Instant,
         cooldown: Duration,
+        probe: Probe,
     },
 }
+
+/// Which request probes: one that is given up late must not end another's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Probe(u64);
 
 /// What an endpoint may do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,8 +119,12 @@ impl Gate {
 pub(crate) struct Marks {
     /// `Some(None)` is a mark without an end of its own.
     busy: Option<Option<Instant>>,
-    lease: Lease,
+    /// Our own lease, which a response that completes ends early.
+    leased: Option<Instant>,
+    /// The time that the worker named; nothing ends it early.
+    leased_by_name: Option<Instant>,
     reach: Reach,
+    probes: u64,
     /// How many say that it is to drain.
     draining: usize,
 }
@@ -133,8 +133,10 @@ impl Default for Marks {
     fn default() -> Self {
         Self {
             busy: None,
-            lease: Lease::None,
+            leased: None,
+            leased_by_name: None,
             reach: Reach::Reachable,
+            probes: 0,
             draining: 0,
         }
     }
@@ -156,7 +158,7 @@ impl Marks {
         if self.busy.is_some() {
             bits |= Mark::Busy.bit();
         }
-        if self.lease != Lease::None {
+        if self.leased.is_some() || self.leased_by_name.is_some() {
             bits |= Mark::Leased.bit();
         }
         if self.draining > 0 {
@@ -179,10 +181,8 @@ impl Marks {
     }
 
     fn earliest_end(&self) -> Option<Instant> {
-        let lease = match self.lease {
-            Lease::None => None,
-            Lease::Ours(until) | Lease::Named(until) => Some(until),
-        };
+        // The lease is over when both of its ends have passed.
+        let lease = self.leased.max(self.leased_by_name);
         let reach = match self.reach {
             Reach::Down { until, .. } | Reach::Probing { until, .. } => Some(until),
             Reach::Reachable | Reach::Suspect { .. } => None,
@@ -199,12 +199,13 @@ impl Marks {
         if self.busy.flatten().is_some_and(over) {
             self.busy = None;
         }
-        match self.lease {
-            Lease::Ours(until) | Lease::Named(until) if over(until) => self.lease = Lease::None,
-            _ => {}
-        }
+        self.leased = self.leased.filter(|until| !over(*until));
+        self.leased_by_name = self.leased_by_name.filter(|until| !over(*until));
         match self.reach {
-            Reach::Down { until, cooldown } | Reach::Probing { until, cooldown } if over(until) => {
+            Reach::Down { until, cooldown }
+            | Reach::Probing {
+                until, cooldown, ..
+            } if over(until) => {
                 self.reach = Reach::Suspect { cooldown };
             }
             _ => {}
@@ -225,28 +226,16 @@ impl Marks {
 
     /// The worker refused a request.
     pub(crate) fn refused(&mut self, now: Instant, named: Option<Duration>, times: &Times) {
-        let (until, named) = match named {
-            Some(named) if !named.is_zero() => (now + named.min(times.max_lease), true),
-            _ => (now + times.lease, false),
+        let (end, until) = match named {
+            Some(named) => (&mut self.leased_by_name, now + named.min(times.max_lease)),
+            None => (&mut self.leased, now + times.lease),
         };
-        let (until, named) = match self.lease {
-            Lease::None => (until, named),
-            Lease::Ours(old) => (until.max(old), named),
-            // The worker's own word stands until its time.
-            Lease::Named(old) => (until.max(old), true),
-        };
-        self.lease = if named {
-            Lease::Named(until)
-        } else {
-            Lease::Ours(until)
-        };
+        *end = (*end).max(Some(until));
     }
 
     /// A response of the worker that was no refusal has ended.
     pub(crate) fn completed(&mut self) {
-        if let Lease::Ours(_) = self.lease {
-            self.lease = Lease::None;
-        }
+        self.leased = None;
     }
 
     /// A connection failed before any byte of a response.
@@ -271,24 +260,36 @@ impl Marks {
         self.reach = Reach::Reachable;
     }
 
-    /// A request leaves for the worker. Whether it is the one that finds out
-    /// if a suspect worker is back.
-    pub(crate) fn dispatched(&mut self, now: Instant) -> bool {
+    /// A request leaves for the worker; `Some` if it is the one that finds out
+    /// whether a suspect worker is back.
+    pub(crate) fn dispatched(&mut self, now: Instant) -> Option<Probe> {
         let Reach::Suspect { cooldown } = self.reach else {
-            return false;
+            return None;
         };
+        let probe = Probe(self.probes);
+        self.probes = self.probes.wrapping_add(1);
         self.reach = Reach::Probing {
             until: now + cooldown,
             cooldown,
+            probe,
         };
-        true
+        Some(probe)
     }
 
     /// The probing request was given up without an answer.
-    pub(crate) fn probe_abandoned(&mut self) {
-        if let Reach::Probing { cooldown, .. } = self.reach {
-            self.reach = Reach::Suspect { cooldown };
+    pub(crate) fn probe_abandoned(&mut self, given_up: Probe) {
+        match self.reach {
+            Reach::Probing {
+                cooldown, probe, ..
+            } if probe == given_up => self.reach = Reach::Suspect { cooldown },
+            _ => {}
         }
+    }
+
+    /// A new process answers under the id: what the connections to the old one
+    /// said is void.
+    pub(crate) fn forget_connections(&mut self) {
+        *self = self.for_successor();
     }
 }
 
@@ -338,21 +339,19 @@ mod tests {
         assert_eq!(marks.gate(), Gate::Open);
 
         marks.refused(start, Some(Duration::from_secs(2)), &TIMES);
-        marks.refused(start, None, &TIMES);
+        let later = after(start, 1500);
+        marks.refused(later, None, &TIMES);
+        assert_eq!(marks.gate(), Gate::Closed(Some(later + TIMES.lease)));
         marks.completed();
         assert_eq!(marks.gate(), Gate::Closed(Some(after(start, 2000))));
     }
 
     #[test]
-    fn a_named_lease_is_bounded_and_zero_names_nothing() {
+    fn a_named_lease_is_bounded() {
         let start = Instant::now();
         let mut marks = Marks::default();
         marks.refused(start, Some(Duration::MAX), &TIMES);
         assert_eq!(marks.gate(), Gate::Closed(Some(start + TIMES.max_lease)));
-
-        let mut marks = Marks::default();
-        marks.refused(start, Some(Duration::ZERO), &TIMES);
-        assert_eq!(marks.gate(), Gate::Closed(Some(start + TIMES.lease)));
     }
 
     #[test]
@@ -366,8 +365,11 @@ mod tests {
             assert_eq!(marks.gate(), Gate::Closed(Some(until)));
             now = until;
             marks.expire(now);
-            assert!(marks.dispatched(now), "the first request is the probe");
-            assert!(!marks.dispatched(now), "and there is one");
+            assert!(
+                marks.dispatched(now).is_some(),
+                "the first request is the probe"
+            );
+            assert!(marks.dispatched(now).is_none(), "and there is one");
         }
         marks.answered();
         marks.failed(now, &TIMES);
@@ -381,19 +383,24 @@ mod tests {
         marks.failed(start, &TIMES);
         let now = after(start, 1000);
         marks.expire(now);
-        assert!(marks.dispatched(now));
+        let first = marks.dispatched(now).unwrap();
         assert_eq!(marks.gate(), Gate::Closed(Some(after(start, 2000))));
         assert_eq!(
             Class::of(marks.bits()),
             Class::Eligible,
             "callers wait for the outcome instead of being refused"
         );
-        marks.probe_abandoned();
+        marks.probe_abandoned(first);
         assert_eq!(marks.gate(), Gate::Open);
 
-        assert!(marks.dispatched(now));
+        let second = marks.dispatched(now).unwrap();
+        marks.probe_abandoned(first);
+        assert_ne!(marks.gate(), Gate::Open, "the second is still on its way");
         marks.expire(after(start, 2000));
         assert_eq!(marks.gate(), Gate::Open);
+        marks.dispatched(after(start, 2000)).unwrap();
+        marks.probe_abandoned(second);
+        assert_ne!(marks.gate(), Gate::Open, "and now the third is");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::marks::Class;
 use crate::{
     UnavailableReason,
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
+    unwind::FirstPanic,
 };
 use futures::task::AtomicWaker;
 use std::{collections::HashMap, fmt, sync, task::Wake, task::Waker};
@@ -30,6 +31,8 @@ struct Inner {
     alive: AtomicU64,
     /// Counts every change that could make another answer right.
     epoch: AtomicU64,
+    /// Counts the endpoints that ever joined.
+    joins: AtomicU64,
     /// The epoch in which a filter last found nothing ready.
     settled: AtomicU64,
     discovered: AtomicBool,
@@ -63,6 +66,7 @@ impl Members {
                 counts: AtomicU64::new(0),
                 alive: AtomicU64::new(0),
                 epoch: AtomicU64::new(1),
+                joins: AtomicU64::new(0),
                 settled: AtomicU64::new(0),
                 discovered: AtomicBool::new(false),
                 observers: Mutex::new(Observers::default()),
@@ -122,6 +126,11 @@ impl Members {
         self.inner.epoch.load(Ordering::Acquire)
     }
 
+    /// How many endpoints ever joined: another number is another chance.
+    pub(crate) fn joins(&self) -> u64 {
+        self.inner.joins.load(Ordering::Acquire)
+    }
+
     /// Whether the discovery has answered at all.
     pub(crate) fn discovered(&self) -> bool {
         self.inner.discovered.load(Ordering::Acquire)
@@ -134,6 +143,7 @@ impl Members {
     }
 
     pub(crate) fn joined(&self, class: Class) {
+        self.inner.joins.fetch_add(1, Ordering::AcqRel);
         self.inner.alive.fetch_add(1, Ordering::AcqRel);
         self.inner.counts.fetch_add(weight(class), Ordering::AcqRel);
     }
@@ -164,7 +174,11 @@ impl Members {
             let observers = observers.wakers.values();
             observers.filter_map(|one| one.task.take()).collect()
         };
-        wakers.into_iter().for_each(Waker::wake);
+        let mut panics = FirstPanic::default();
+        for waker in wakers {
+            panics.catch(|| waker.wake());
+        }
+        panics.resume();
     }
 
     /// Registers one that waits for workers on behalf of a task.

@@ -128,7 +128,7 @@ pub use self::{
     layer::BusyFilterLayer,
     marks::Mark,
     members::{Members, Verdict},
-    policy::{Classify, ErrorsOnly, Fault, Refusal, RefusalPolicy},
+    policy::{Classify, ErrorsOnly, Fault, OnlyThisRequest, Refusal, RefusalPolicy},
     precheck::{PreCheck, PreCheckLayer},
     retry::RetryRefused,
     roster::{Roster, RosterChanges, roster},

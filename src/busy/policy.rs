@@ -10,15 +10,27 @@ use std::{error::Error, io, time::Duration};
 pub struct Refusal {
     /// When it may have room again, if it said so.
     pub retry_after: Option<Duration>,
+    /// It has none for this request, and may have for others: no lease.
+    pub only_this_request: bool,
 }
+
+/// Marks a response, by its extensions, as the answer to a request that asked
+/// for more than others do, for example not to be queued. A refusal of it says
+/// nothing about the worker's room for others, so there is no lease: otherwise
+/// one such client could keep every worker leased.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OnlyThisRequest;
 
 /// What an error of a worker says about the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// It refused the request for want of room.
     Refused(Refusal),
-    /// The connection failed before any byte of a response.
+    /// The connection could not be made; nothing was sent.
     Unreachable,
+    /// The connection was lost before any byte of a response, after the
+    /// request may have been sent.
+    Lost,
     /// Nothing that routing should act on.
     Other,
 }
@@ -42,24 +54,25 @@ pub trait Classify<Res> {
 /// | status 529 | a refusal |
 /// | a gRPC response whose head says `grpc-status: 8` (RESOURCE_EXHAUSTED) | a refusal |
 /// | status 503 with `Retry-After` | a refusal, if [asked for](Self::also_503_with_retry_after) |
-/// | an error that says the connection failed | unreachable |
+/// | an error that says that the connection could not be made | unreachable |
+/// | an error that says that the connection was lost | unreachable too, but the request may have been sent |
 /// | everything else, every other 4xx and 5xx included | neither |
 ///
 /// Bodies are not looked at, and of the headers only the time a refusal names.
 ///
-/// Which errors say that the connection failed: [`Unreachable`] anywhere in
-/// the chain, or an [`io::Error`] of a kind that a broken connection has. A
-/// client library that hides the cause needs a
-/// [predicate](Self::unreachable_when). Mind that a request body streamed from
-/// a client can fail with an `io::Error` of *that* connection; a gateway that
-/// streams request bodies decides by its client library's own types, or a
-/// client could mark workers unreachable by breaking off.
+/// Which errors say so: [`Unreachable`] anywhere in the chain, or an
+/// [`io::Error`] of a kind that such a connection has. A client library that
+/// hides the cause needs a [function](Self::connection_faults). Mind that a
+/// request body streamed from a client can fail with an `io::Error` of *that*
+/// connection, and that a worker may answer and close before it has read a
+/// long body: a gateway decides by its client library's own types, or a client
+/// could mark workers unreachable.
 #[derive(Clone, Copy, Debug)]
 pub struct RefusalPolicy {
     status: StatusCode,
     grpc: bool,
     unavailable_with_retry_after: bool,
-    unreachable: fn(&(dyn Error + 'static)) -> bool,
+    connection_fault: fn(&(dyn Error + 'static)) -> Option<Fault>,
 }
 
 impl RefusalPolicy {
@@ -69,7 +82,7 @@ impl RefusalPolicy {
             status: overloaded_status(),
             grpc: true,
             unavailable_with_retry_after: false,
-            unreachable: connection_failed,
+            connection_fault,
         }
     }
 
@@ -96,10 +109,11 @@ impl RefusalPolicy {
         self
     }
 
-    /// Which errors mean that the worker could not be reached.
+    /// Which errors mean that a connection failed, and how; asked for errors
+    /// that say neither [`ServiceOverloaded`] nor [`Unreachable`].
     #[must_use]
-    pub fn unreachable_when(mut self, predicate: fn(&(dyn Error + 'static)) -> bool) -> Self {
-        self.unreachable = predicate;
+    pub fn connection_faults(mut self, fault: fn(&(dyn Error + 'static)) -> Option<Fault>) -> Self {
+        self.connection_fault = fault;
         self
     }
 }
@@ -112,28 +126,24 @@ impl Default for RefusalPolicy {
 
 impl<B> Classify<Response<B>> for RefusalPolicy {
     fn response(&self, response: &Response<B>) -> Option<Refusal> {
-        let status = response.status();
-        if status == self.status {
-            return Some(Refusal {
-                retry_after: retry_after(response.headers()),
-            });
-        }
-        match status {
-            StatusCode::OK if self.grpc && is_exhausted(response.headers()) => Some(Refusal {
-                retry_after: milliseconds(response.headers(), "grpc-retry-pushback-ms"),
-            }),
-            StatusCode::SERVICE_UNAVAILABLE if self.unavailable_with_retry_after => {
-                let retry_after = retry_after(response.headers())?;
-                Some(Refusal {
-                    retry_after: Some(retry_after),
-                })
-            }
-            _ => None,
-        }
+        let (status, headers) = (response.status(), response.headers());
+        let retry_after = if status == self.status {
+            retry_after(headers)
+        } else if status == StatusCode::OK && self.grpc && is_exhausted(headers) {
+            milliseconds(headers, "grpc-retry-pushback-ms")
+        } else if status == StatusCode::SERVICE_UNAVAILABLE && self.unavailable_with_retry_after {
+            Some(retry_after(headers)?)
+        } else {
+            return None;
+        };
+        Some(Refusal {
+            retry_after,
+            only_this_request: response.extensions().get::<OnlyThisRequest>().is_some(),
+        })
     }
 
     fn error(&self, error: &(dyn Error + 'static)) -> Fault {
-        fault(error, self.unreachable)
+        fault(error, self.connection_fault)
     }
 }
 
@@ -147,44 +157,40 @@ impl<Res> Classify<Res> for ErrorsOnly {
     }
 
     fn error(&self, error: &(dyn Error + 'static)) -> Fault {
-        fault(error, connection_failed)
+        fault(error, connection_fault)
     }
 }
 
-fn fault(error: &(dyn Error + 'static), unreachable: fn(&(dyn Error + 'static)) -> bool) -> Fault {
+fn fault(
+    error: &(dyn Error + 'static),
+    connection_fault: fn(&(dyn Error + 'static)) -> Option<Fault>,
+) -> Fault {
     if let Some(overloaded) = ServiceOverloaded::find_in(error) {
         return Fault::Refused(Refusal {
             retry_after: overloaded.retry_after(),
+            only_this_request: false,
         });
     }
-    if Unreachable::find_in(error).is_some() || unreachable(error) {
-        Fault::Unreachable
-    } else {
-        Fault::Other
+    match Unreachable::find_in(error) {
+        Some(failure) if failure.may_have_been_sent() => Fault::Lost,
+        Some(_) => Fault::Unreachable,
+        None => connection_fault(error).unwrap_or(Fault::Other),
     }
 }
 
-fn connection_failed(error: &(dyn Error + 'static)) -> bool {
+fn connection_fault(error: &(dyn Error + 'static)) -> Option<Fault> {
     use io::ErrorKind::{
         AddrNotAvailable, BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset,
         HostUnreachable, NetworkDown, NetworkUnreachable, NotConnected, TimedOut, UnexpectedEof,
     };
-    find::<io::Error>(error).is_some_and(|error| {
-        matches!(
-            error.kind(),
-            AddrNotAvailable
-                | BrokenPipe
-                | ConnectionAborted
-                | ConnectionRefused
-                | ConnectionReset
-                | HostUnreachable
-                | NetworkDown
-                | NetworkUnreachable
-                | NotConnected
-                | TimedOut
-                | UnexpectedEof
-        )
-    })
+    match find::<io::Error>(error)?.kind() {
+        AddrNotAvailable | ConnectionRefused | HostUnreachable | NetworkDown
+        | NetworkUnreachable | NotConnected => Some(Fault::Unreachable),
+        BrokenPipe | ConnectionAborted | ConnectionReset | TimedOut | UnexpectedEof => {
+            Some(Fault::Lost)
+        }
+        _ => None,
+    }
 }
 
 /// 529, which the reference answers; it has no registered name.
@@ -281,10 +287,11 @@ mod tests {
         assert!(matches!(fault(overloaded.into()), Fault::Refused(_)));
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         assert_eq!(fault(refused.into()), Fault::Unreachable);
-        assert_eq!(
-            fault(Unreachable::new("no route").into()),
-            Fault::Unreachable
-        );
+        let reset = io::Error::from(io::ErrorKind::ConnectionReset);
+        assert_eq!(fault(reset.into()), Fault::Lost);
+        let no_route = Unreachable::new("no route");
+        assert_eq!(fault(no_route.into()), Fault::Unreachable);
+        assert_eq!(fault(Unreachable::lost("gone").into()), Fault::Lost);
         let data = io::Error::from(io::ErrorKind::InvalidData);
         assert_eq!(fault(data.into()), Fault::Other);
         assert_eq!(fault("connection refused".into()), Fault::Other);

@@ -5,7 +5,7 @@ use super::{
     members::Members,
     service::{Answer, Answers},
 };
-use crate::{BoxError, metrics::Prefix};
+use crate::{BoxError, OverloadReason, metrics::Prefix};
 use std::{
     fmt,
     sync::Arc,
@@ -59,16 +59,27 @@ impl<S> Layer<S> for PreCheckLayer {
             inner,
             members: self.members.clone(),
             answers: Arc::new(Answers::new(&self.prefix, &self.model)),
+            step: Step::PassOn,
         }
     }
 }
 
 /// See [`PreCheckLayer`].
-#[derive(Clone)]
+///
+/// While a verdict is due it does not ask the inner service whether it is
+/// ready, so a refusal holds no place of a `Buffer`.
 pub struct PreCheck<S> {
     inner: S,
     members: Members,
     answers: Arc<Answers>,
+    step: Step,
+}
+
+/// What the next call does.
+#[derive(Clone, Copy)]
+enum Step {
+    PassOn,
+    Refuse,
 }
 
 impl<S, Req> Service<Req> for PreCheck<S>
@@ -81,16 +92,44 @@ where
     type Future = ResponseFuture<S::Future>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        if self.due().is_some() {
+            self.step = Step::Refuse;
+            return Poll::Ready(Ok(()));
+        }
+        self.step = Step::PassOn;
         self.inner.poll_ready(cx).map_err(Into::into)
     }
 
     fn call(&mut self, request: Req) -> Self::Future {
-        match self.members.settled_verdict().and_then(Answer::due) {
-            Some(answer) => {
+        match self.step {
+            Step::PassOn => ResponseFuture::running(self.inner.call(request)),
+            Step::Refuse => {
+                // What has changed since can only be seen further in, and
+                // nothing is ready there: the request is not sent, and can be
+                // sent again at once.
+                let at_dispatch = Answer::Overloaded(OverloadReason::BusyAtDispatch);
+                let answer = self.due().unwrap_or(at_dispatch);
                 self.answers.count(answer);
                 ResponseFuture::answered(answer)
             }
-            None => ResponseFuture::running(self.inner.call(request)),
+        }
+    }
+}
+
+impl<S> PreCheck<S> {
+    fn due(&self) -> Option<Answer> {
+        self.members.settled_verdict().and_then(Answer::due)
+    }
+}
+
+/// A clone has no readiness.
+impl<S: Clone> Clone for PreCheck<S> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            members: self.members.clone(),
+            answers: self.answers.clone(),
+            step: Step::PassOn,
         }
     }
 }

@@ -16,7 +16,7 @@ use tower::retry::{
 /// has taken: one that its worker refused or that never reached a worker.
 ///
 /// It sees that by the error's type: [`ServiceOverloaded`] for *worker at
-/// capacity* or *busy at dispatch*, and [`Unreachable`]. The refusing worker
+/// capacity* or *busy at dispatch*, and [`Unreachable`] where nothing was sent. The refusing worker
 /// is leased or marked by then, so the balancer below picks another one. A
 /// request that a worker accepted is never sent twice: once a response head has
 /// come, nothing that happens to its body is a matter of this policy.
@@ -42,6 +42,9 @@ impl RetryRefused {
     /// Sends a request again at most `times` times after refusals, within
     /// tower's default budget: over ten seconds no more than a fifth of the
     /// requests, and ten a second in any case.
+    ///
+    /// What could not be sent at all costs no budget: it has cost no worker
+    /// anything, and each failure takes its worker out of the choice.
     pub fn new(times: usize) -> Self {
         Self::with_budget(times, Arc::new(TpsBudget::default()))
     }
@@ -103,20 +106,20 @@ where
             self.budget.deposit();
             return None;
         };
-        let left = if let Some(failure) = Unreachable::find_in(&**error) {
+        let unsent = Unreachable::find_in(&**error).filter(|failure| !failure.may_have_been_sent());
+        if let Some(failure) = unsent {
             self.failure = Some(failure.clone());
-            &mut self.unreachable
-        } else if let Some(overloaded) =
-            ServiceOverloaded::find_in(&**error).filter(|overloaded| was_not_taken(overloaded))
-        {
-            let times = [self.named, overloaded.retry_after()];
-            self.named = times.into_iter().flatten().min();
-            &mut self.refused
-        } else {
+            self.unreachable = self.unreachable.checked_sub(1)?;
+            return Some(ready(()));
+        }
+        let refused = ServiceOverloaded::find_in(&**error);
+        let Some(refused) = refused.filter(|refused| was_not_taken(refused)) else {
             self.tell(error);
             return None;
         };
-        *left = left.checked_sub(1)?;
+        let times = [self.named, refused.retry_after()];
+        self.named = times.into_iter().flatten().min();
+        self.refused = self.refused.checked_sub(1)?;
         self.budget.withdraw().then(|| ready(()))
     }
 

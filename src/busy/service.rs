@@ -15,6 +15,7 @@ use std::{
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 use tokio::{
     task::coop::unconstrained,
@@ -127,13 +128,19 @@ impl Answers {
     }
 }
 
-/// Nothing was ready since the waiting began, which ends at the deadline.
+/// A caller waits for a worker, or has waited in vain.
 struct Wait {
     /// Waiting for the discovery, whose grace ends then.
     grace: Option<Instant>,
     deadline: Instant,
     timer: Pin<Box<Sleep>>,
+    /// The members' joins when it was found to be in vain.
+    in_vain: Option<u64>,
 }
+
+/// Whoever waits is woken at the deadline. If nobody looks within this time,
+/// the caller had left, and the wait was nobody's.
+const LATE: Duration = Duration::from_millis(100);
 
 /// What the filter last found; a change is worth a line in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,11 +228,15 @@ impl<S> BusyFilter<S> {
     fn poll_wait(&mut self, cx: &mut Context<'_>, grace: Option<Instant>) -> Poll<Answer> {
         let now = Instant::now();
         let max_wait = self.options.max_wait;
-        // What was found by waiting stands for as long as it took to find:
-        // those who queued behind it are answered at once, and later ones wait
-        // for themselves.
-        let wait = self.wait.take();
-        let wait = wait.filter(|wait| wait.grace == grace && now < wait.deadline + max_wait);
+        let joins = self.members().joins();
+        let stands = |wait: &Wait| match wait.in_vain {
+            None => wait.grace == grace && now < wait.deadline + LATE,
+            // What was found by waiting stands for as long as it took to find,
+            // unless a worker has come: those who queued behind it are
+            // answered at once, and later ones wait for themselves.
+            Some(then) => then == joins && now < wait.deadline + max_wait,
+        };
+        let wait = self.wait.take().filter(stands);
         let wait = self.wait.insert(wait.unwrap_or_else(|| {
             let longest = now + max_wait;
             let deadline = grace.map_or(longest, |grace| grace.min(longest));
@@ -233,9 +244,11 @@ impl<S> BusyFilter<S> {
                 grace,
                 deadline,
                 timer: Box::pin(tokio::time::sleep_until(deadline)),
+                in_vain: None,
             }
         }));
         if wait.deadline <= now {
+            wait.in_vain = Some(joins);
             return Poll::Ready(WAITED_TOO_LONG);
         }
         if wait.timer.as_mut().poll(cx).is_ready() {
@@ -253,17 +266,19 @@ impl<S> BusyFilter<S> {
         }
     }
 
+    /// Under overload this comes and goes with the requests, so it is no more
+    /// than a line for those who debug; the counters tell how often.
     #[cold]
     fn log(&self) {
         let members = self.observation.members();
         let (model, alive, usable) = (&*self.options.model, members.alive(), members.usable());
         match self.condition {
             Condition::Serving => {
-                tracing::info!(model, alive, usable, "workers take requests again");
+                tracing::debug!(model, alive, usable, "workers take requests again");
             }
             Condition::Refusing(answer) => {
                 let answer = answer.as_str();
-                tracing::warn!(model, answer, alive, usable, "no worker takes requests");
+                tracing::debug!(model, answer, alive, usable, "no worker takes requests");
             }
         }
     }
@@ -293,30 +308,29 @@ where
     /// Only what the inner service fails with; overload is no error here.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.step = Step::Unready;
-        loop {
-            match self.poll_inner() {
-                Poll::Ready(Ok(epoch)) => {
-                    self.wait = None;
-                    self.found(Condition::Serving);
-                    self.step = Step::Dispatch { epoch };
-                    return Poll::Ready(Ok(()));
-                }
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending => {}
-            }
-            if let Poll::Ready(answer) = self.poll_answer(cx) {
-                self.found(Condition::Refusing(answer));
-                let epoch = self.pending_at.unwrap_or_default();
-                self.step = Step::Answer { epoch, answer };
+        match self.poll_inner() {
+            Poll::Ready(Ok(epoch)) => {
+                self.wait = None;
+                self.found(Condition::Serving);
+                self.step = Step::Dispatch { epoch };
                 return Poll::Ready(Ok(()));
             }
-            // Whatever changes from here on wakes this task; what changed
-            // before shows in the epoch.
-            self.observation.register(cx.waker());
-            if self.pending_at == Some(self.members().epoch()) {
-                return Poll::Pending;
-            }
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+            Poll::Pending => {}
         }
+        if let Poll::Ready(answer) = self.poll_answer(cx) {
+            self.found(Condition::Refusing(answer));
+            let epoch = self.pending_at.unwrap_or_default();
+            self.step = Step::Answer { epoch, answer };
+            return Poll::Ready(Ok(()));
+        }
+        // Whatever changes from here on wakes this task; what changed before
+        // shows in the epoch, and is looked at after others had their turn.
+        self.observation.register(cx.waker());
+        if self.pending_at != Some(self.members().epoch()) {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
     }
 
     /// # Panics

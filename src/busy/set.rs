@@ -65,11 +65,14 @@ impl Shared {
                 self.count(mark, is);
             }
             let (model, mark) = (&*self.model, mark.as_str());
-            // Whoever judges the load knows the numbers, and has logged them.
-            if mark == Mark::Busy.as_str() {
-                tracing::debug!(model, worker, mark, on = is, "worker mark changed");
-            } else {
+            // Under overload leases come and go with the requests; and whoever
+            // judges the load knows the numbers, and has logged them.
+            if new & (Mark::Unreachable.bit() | Mark::Draining.bit())
+                != old & (Mark::Unreachable.bit() | Mark::Draining.bit())
+            {
                 tracing::info!(model, worker, mark, on = is, "worker mark changed");
+            } else {
+                tracing::debug!(model, worker, mark, on = is, "worker mark changed");
             }
         }
     }
@@ -146,14 +149,15 @@ impl<K: WorkerId> BusySet<K> {
     /// Leases `worker` as if one of its endpoints had seen a refusal. A time
     /// that the worker named is bounded, and no completed response ends it early.
     pub fn refused(&self, worker: &K, retry_after: Option<Duration>) {
-        self.current(worker).refused(retry_after);
+        let retry_after = retry_after.filter(|named| !named.is_zero());
+        while self.current(worker).leased(retry_after).is_err() {}
     }
 
     /// A response of `worker` that was no refusal has ended: ends its lease,
     /// unless the worker named the time.
     pub fn completed(&self, worker: &K) {
         if let Some(cell) = self.existing(worker) {
-            cell.completed();
+            cell.has_completed();
         }
     }
 
@@ -213,19 +217,24 @@ impl<K: WorkerId> BusySet<K> {
         }
         let label = worker.to_string().into();
         let fresh = Arc::new(Cell::new(label, self.shared().clone(), Marks::default()));
+        let mut swept = Vec::new();
         let mut cells = lock(&self.inner.cells);
         if cells.by_worker.len() >= cells.sweep_at {
             let now = Instant::now();
-            cells
-                .by_worker
-                .retain(|_, cell| !cell.retire_if_vacant(now));
+            cells.by_worker.retain(|_, cell| {
+                let (vacant, effects) = cell.retire_if_vacant(now);
+                swept.push((cell.clone(), effects));
+                !vacant
+            });
             cells.sweep_at = (cells.by_worker.len() * 2).max(MIN_SWEEP);
         }
-        cells
-            .by_worker
-            .entry(worker.clone())
-            .or_insert(fresh)
-            .clone()
+        let current = cells.by_worker.entry(worker.clone()).or_insert(fresh);
+        let current = current.clone();
+        drop(cells);
+        for (cell, effects) in swept {
+            cell.finish(effects);
+        }
+        current
     }
 
     /// Where the marks of `worker` are.
@@ -244,43 +253,49 @@ impl<K: WorkerId> BusySet<K> {
     /// long after: a registry that can be read in between says it here too.
     pub fn forget(&self, worker: &K) {
         if let Some(cell) = self.existing(worker) {
-            self.replace(worker, &cell, None);
+            self.retire(worker, &cell, None, false);
         }
     }
 
-    /// `worker` has left `members`: its endpoint there gets nothing more, and
-    /// a successor starts without its lease and its failures.
-    pub(crate) fn retire(&self, worker: &K, cell: &Arc<Cell>, members: &Members) {
-        self.replace(worker, cell, Some(members));
-    }
-
-    fn replace(&self, worker: &K, cell: &Arc<Cell>, from: Option<&Members>) {
+    /// `worker` has left `from`, or every membership: its endpoints there get
+    /// nothing more, and a successor starts without its lease and failures.
+    pub(crate) fn retire(
+        &self,
+        worker: &K,
+        cell: &Arc<Cell>,
+        from: Option<&Members>,
+        replaced: bool,
+    ) {
         let mut cells = lock(&self.inner.cells);
         let current = cells.by_worker.get(worker);
         let is_current = current.is_some_and(|current| Arc::ptr_eq(current, cell));
-        let Some((marks, wakes)) = cell.retire(from, Instant::now()) else {
-            return;
-        };
-        if is_current {
-            if marks.bits() == 0 {
-                cells.by_worker.remove(worker);
-            } else {
+        let (marks, effects) = cell.retire(from, replaced, Instant::now());
+        let gone = match marks {
+            Some(marks) if is_current && marks.bits() != 0 => {
                 let label = cell.label().into();
                 let successor = Cell::new(label, self.shared().clone(), marks);
-                cells.by_worker.insert(worker.clone(), Arc::new(successor));
+                cells.by_worker.insert(worker.clone(), Arc::new(successor))
             }
-        }
+            Some(_) if is_current => cells.by_worker.remove(worker),
+            _ => None,
+        };
         drop(cells);
-        wakes.wake();
+        drop(gone);
+        cell.finish(effects);
     }
 
     /// Forgets the worker if nothing needs it any more.
     fn tidy(&self, worker: &K) {
         let mut cells = lock(&self.inner.cells);
-        let vacant = |cell: &Arc<Cell>| cell.retire_if_vacant(Instant::now());
-        if cells.by_worker.get(worker).is_some_and(vacant) {
+        let Some(cell) = cells.by_worker.get(worker).cloned() else {
+            return;
+        };
+        let (vacant, effects) = cell.retire_if_vacant(Instant::now());
+        if vacant {
             cells.by_worker.remove(worker);
         }
+        drop(cells);
+        cell.finish(effects);
     }
 }
 
@@ -398,10 +413,14 @@ impl BusyMark {
         if known.is_some_and(|cell| cell.set_busy(until).is_ok()) {
             return;
         }
-        self.cell = Some(self.place.with_cell(|cell| {
-            cell.set_busy(until)?;
-            Ok(cell.clone())
-        }));
+        loop {
+            // Known before it is marked: whatever a waker does, it is cleared.
+            let cell = self.place.0.current();
+            let cell = self.cell.insert(cell);
+            if cell.set_busy(until).is_ok() {
+                return;
+            }
+        }
     }
 
     /// Takes the mark off, if it is on.
@@ -537,11 +556,7 @@ impl BusySetBuilder {
             cooldown,
             max_cooldown,
         } = self.times;
-        for (name, value) in [
-            ("lease", lease),
-            ("max_lease", max_lease),
-            ("max_cooldown", max_cooldown),
-        ] {
+        for (name, value) in [("max_lease", max_lease), ("max_cooldown", max_cooldown)] {
             if value > MAX_TIME {
                 return Err(BusySetError {
                     name,
@@ -549,6 +564,13 @@ impl BusySetBuilder {
                     allowed: "at most 24 hours",
                 });
             }
+        }
+        if lease > max_lease {
+            return Err(BusySetError {
+                name: "lease",
+                value: lease,
+                allowed: "at most max_lease",
+            });
         }
         if cooldown.is_zero() || cooldown > max_cooldown {
             return Err(BusySetError {
@@ -726,7 +748,7 @@ mod loom_tests {
             set.forget(&0);
             let late = thread::spawn({
                 let cell = cell.clone();
-                move || cell.refused(None)
+                move || cell.refused(seat, None, true)
             });
             cell.detach(seat);
             monitor.join().unwrap();

@@ -2,6 +2,7 @@
 
 mod discovery;
 mod filter;
+mod hostile;
 mod marks;
 mod retry;
 mod support;

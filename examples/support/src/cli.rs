@@ -198,7 +198,8 @@ pub fn base_url(value: &str) -> Result<Uri, String> {
             if value.len() <= MAX_URL
                 && url.scheme_str() == Some("http")
                 && url.host().is_some_and(|host| !host.is_empty())
-                && url.query().is_none() =>
+                && url.query().is_none()
+                && has_usable_port(&url) =>
         {
             Ok(url)
         }
@@ -214,6 +215,15 @@ pub const MAX_URL: usize = 2048;
 /// The most bytes of the name of a worker or a model. A gateway keeps no
 /// longer ones, and a worker that has one could never register.
 pub const MAX_NAME: usize = 256;
+
+/// The parser of URLs takes any digits after the colon.
+fn has_usable_port(url: &Uri) -> bool {
+    url.authority().is_some_and(|authority| {
+        let port = authority.as_str().rsplit_once(':');
+        let named = port.is_some_and(|(_, port)| !port.ends_with(']'));
+        !named || authority.port_u16().is_some()
+    })
+}
 
 /// A parser of names.
 ///
@@ -374,7 +384,14 @@ mod tests {
             assert!(positive(bad).is_err(), "{bad}");
         }
         assert!(positive("0").is_err());
-        assert!(base_url("http://127.0.0.1:9000").is_ok());
+        for good in [
+            "http://127.0.0.1:9000",
+            "http://[::1]",
+            "http://[::1]:80",
+            "http://a",
+        ] {
+            assert!(base_url(good).is_ok(), "{good}");
+        }
         for bad in [
             "127.0.0.1:9000",
             "https://a",
@@ -382,6 +399,8 @@ mod tests {
             "/x",
             "",
             "http://a?b",
+            "http://a:99999",
+            "http://[::1]:99999",
         ] {
             assert!(base_url(bad).is_err(), "{bad}");
         }

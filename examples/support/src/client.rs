@@ -24,5 +24,7 @@ where
     connector.set_connect_timeout(Some(connect_timeout));
     Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
+        // Sooner than a server of these examples closes it.
+        .pool_idle_timeout(Duration::from_secs(10))
         .build(connector)
 }

@@ -2,7 +2,7 @@
 
 use axum::Router;
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
+    rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
     service::TowerToHyperService,
 };
@@ -73,6 +73,11 @@ impl Drop for Server {
     }
 }
 
+/// A connection that sends no whole request head in this time is closed, so
+/// that half a request cannot hold up a drain. It is also how long an idle
+/// connection is kept.
+const HEAD_WITHIN: Duration = Duration::from_secs(15);
+
 /// Listens on `address`.
 ///
 /// # Errors
@@ -117,7 +122,16 @@ async fn serve(stream: TcpStream, app: Router, mut draining: watch::Receiver<boo
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "cannot set TCP_NODELAY");
     }
-    let server = auto::Builder::new(TokioExecutor::new());
+    let mut server = auto::Builder::new(TokioExecutor::new());
+    server
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WITHIN);
+    server
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(HEAD_WITHIN)
+        .keep_alive_timeout(HEAD_WITHIN);
     let mut connection =
         pin!(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app)));
     let ended = tokio::select! {

@@ -2,6 +2,7 @@
 //! can neither change thresholds nor forge load.
 
 use super::{
+    json::{Object, Objects},
     registry::{Refused, Registration, Registry, WorkerView},
     stack::Id,
 };
@@ -94,9 +95,9 @@ async fn workers(State(registry): State<Arc<Registry>>) -> Json<Workers> {
 async fn register(
     State(registry): State<Arc<Registry>>,
     id: Result<Path<String>, PathRejection>,
-    body: Result<Json<Registration>, JsonRejection>,
+    body: Result<Json<Object<Registration>>, JsonRejection>,
 ) -> Result<Json<WorkerView>, Problem> {
-    let (Path(id), Json(registration)) = (id?, body?);
+    let (Path(id), Json(Object(registration))) = (id?, body?);
     Ok(Json(registry.register(&id, registration, false)?))
 }
 
@@ -113,8 +114,10 @@ async fn remove(
     }
 }
 
-/// One event; an absent or `null` count leaves the last one.
+/// One event; an absent or `null` count leaves the last one. A member that is
+/// not known is refused: a misspelt count must not look like one that was taken.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Load {
     worker: String,
     #[serde(default)]
@@ -141,14 +144,9 @@ struct Taken {
 
 async fn load(
     State(registry): State<Arc<Registry>>,
-    body: Result<Json<serde_json::Value>, JsonRejection>,
+    body: Result<Json<Objects<Load>>, JsonRejection>,
 ) -> Result<Json<Taken>, Problem> {
-    let Json(body) = body?;
-    let loads: Vec<Load> = match body {
-        many @ serde_json::Value::Array(_) => serde_json::from_value(many),
-        one => serde_json::from_value(one).map(|one| vec![one]),
-    }
-    .map_err(Problem::unprocessable)?;
+    let Json(Objects(loads)) = body?;
     let events: Vec<LoadEvent<Id>> = loads.into_iter().map(LoadEvent::from).collect();
     let observed = registry.load(&events);
     Ok(Json(Taken {

@@ -9,6 +9,7 @@
 //! is on an address of its own.
 
 mod admin;
+mod json;
 mod options;
 mod public;
 mod registry;

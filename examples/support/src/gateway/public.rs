@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{any, get},
 };
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{
     Extensions, HeaderMap, HeaderName, Method, StatusCode, Version,
     header::{
@@ -19,15 +19,20 @@ use http::{
     request::Parts,
 };
 use http_body::Body as _;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt, Full};
 use serde::Deserialize;
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, pin::pin, sync::Arc, time::Duration};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 use tower::ServiceExt;
 
 #[derive(Clone, Debug)]
 struct Public {
     registry: Arc<Registry>,
     max_body_bytes: usize,
+    memory: Memory,
 }
 
 /// Health is outside of the stack: it answers while everything is refused.
@@ -49,6 +54,7 @@ pub(super) fn router(registry: Arc<Registry>, max_body_bytes: usize) -> Router {
         .with_state(Public {
             registry,
             max_body_bytes,
+            memory: Memory::new(),
         })
 }
 
@@ -66,9 +72,14 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
     if let Err(error) = can_be_sent_on(&parts) {
         return refuse(error);
     }
-    let body = match read(body, public.max_body_bytes).await {
-        Ok(body) => body,
-        Err(error) => return refuse(error),
+    let read = public.memory.read(body, public.max_body_bytes);
+    let (body, _room) = match timeout(BODY_WITHIN, read).await {
+        Ok(Ok(read)) => read,
+        Ok(Err(error)) => return refuse(error),
+        Err(_) => {
+            let message = format!("The body did not come within {BODY_WITHIN:?}");
+            return refuse(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
+        }
     };
     let registry = &public.registry;
     let model = match model_of(&parts.headers, &body) {
@@ -119,21 +130,78 @@ fn can_be_sent_on(parts: &Parts) -> Result<(), ApiError> {
     Ok(())
 }
 
-async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    let too_large = || {
-        let message = format!("The body is longer than {limit} bytes");
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
-    };
-    if body.size_hint().lower() > limit as u64 {
-        return Err(too_large());
+/// A body that takes longer to come is not waited for.
+const BODY_WITHIN: Duration = Duration::from_secs(30);
+
+/// The memory for the bodies of requests that no worker has answered yet.
+#[derive(Clone, Debug)]
+struct Memory(Arc<Semaphore>);
+
+impl Memory {
+    /// What one permit stands for.
+    const UNIT: usize = 4 * 1024;
+    /// 256 MiB in all.
+    const UNITS: usize = 64 * 1024;
+
+    fn new() -> Self {
+        Self(Arc::new(Semaphore::new(Self::UNITS)))
     }
-    match Limited::new(body, limit).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
-        Err(error) => Err(ApiError::new(
-            StatusCode::BAD_REQUEST,
-            format!("The body cannot be read: {error}"),
-        )),
+
+    /// Reads a body of at most `limit` bytes, and the room that it takes.
+    async fn read(
+        &self,
+        body: Body,
+        limit: usize,
+    ) -> Result<(Bytes, Option<OwnedSemaphorePermit>), ApiError> {
+        let too_large = || {
+            let message = format!("The body is longer than {limit} bytes");
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+        };
+        if body.size_hint().lower() > limit as u64 {
+            return Err(too_large());
+        }
+        let mut body = pin!(body);
+        let (mut first, mut rest) = (Bytes::new(), BytesMut::new());
+        let mut room: Option<OwnedSemaphorePermit> = None;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| {
+                let message = format!("The body cannot be read: {error}");
+                ApiError::new(StatusCode::BAD_REQUEST, message)
+            })?;
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            let length = first.len() + rest.len() + data.len();
+            if length > limit {
+                return Err(too_large());
+            }
+            let units = length.div_ceil(Self::UNIT);
+            let held = room.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+            if units > held {
+                let more = u32::try_from(units - held).unwrap_or(u32::MAX);
+                let more = self.0.clone().try_acquire_many_owned(more).map_err(|_| {
+                    let message = "Too many long requests are on their way";
+                    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+                })?;
+                match &mut room {
+                    Some(room) => room.merge(more),
+                    none => *none = Some(more),
+                }
+            }
+            // Nearly every body is one frame, and is not copied.
+            if length == data.len() {
+                first = data;
+            } else {
+                rest.extend_from_slice(&std::mem::take(&mut first));
+                rest.extend_from_slice(&data);
+            }
+        }
+        let body = if rest.is_empty() {
+            first
+        } else {
+            rest.freeze()
+        };
+        Ok((body, room))
     }
 }
 

@@ -65,8 +65,10 @@ struct Registered {
     last_heard: Option<Instant>,
 }
 
-/// What a worker says of itself, or an operator of it.
+/// What a worker says of itself, or an operator of it. A member that is not
+/// known is refused, as one that is misspelt has to be.
 #[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Registration {
     url: String,
     #[serde(default = "one_rank")]

@@ -3,21 +3,25 @@ use http::{
     Request, Response, Uri,
     uri::{Authority, PathAndQuery, Scheme},
 };
+use http_body::Body;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::client::legacy;
 use std::{
     convert::Infallible,
     error::Error,
+    fmt,
+    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 use tower::{Service, ServiceBuilder, retry::RetryLayer, util::BoxCloneSyncService};
 use tower_overload::{
+    BoxError, Unreachable,
     busy::{
-        BusyBalance, BusySet, PreCheckLayer, RefusalPolicy, RetryRefused, Roster, RosterChanges,
-        roster,
+        BusyBalance, BusySet, OnlyThisRequest, PreCheckLayer, RefusalPolicy, RetryRefused, Roster,
+        RosterChanges, roster,
     },
     error::find,
     status::{AnswerAll, OverloadStatusLayer},
@@ -49,7 +53,7 @@ const BUFFER: usize = 1024;
 /// The stack of one model, and the roster of the workers that serve it.
 ///
 /// ```text
-/// status → retry → pre-check → Buffer → busy filter → Balance → endpoints
+/// status → retry → pre-check → Buffer → busy filter → Balance → worker clients
 /// ```
 ///
 /// `Buffer` makes the balancer cloneable; what is above it is cloned for each
@@ -62,23 +66,22 @@ pub(super) fn stack(
 ) -> (Stack, Roster<Id, WorkerClient>) {
     let (roster, changes): (_, RosterChanges<Id, WorkerClient>) = roster();
     let workers = BusyBalance::new(set)
-        .policy(RefusalPolicy::new().unreachable_when(connection_failed))
+        // The client of the workers says what a failure means.
+        .policy(RefusalPolicy::new().connection_faults(|_| None))
         .max_wait(options.max_wait)
         .build(changes);
     let stack = ServiceBuilder::new()
         .map_response(|response: Response<_>| response.map(axum::body::Body::new))
         .layer(status.clone())
+        .map_err(|error: BoxError| match find::<Unread>(&*error) {
+            Some(_) => Unreachable::lost(error).into(),
+            None => error,
+        })
         .layer(RetryLayer::new(RetryRefused::new(options.retry_refused)))
         .layer(PreCheckLayer::new(workers.members().clone()).model(model))
         .buffer(BUFFER)
         .service(workers);
     (BoxCloneSyncService::new(stack), roster)
-}
-
-/// Request bodies are in memory, so whatever the client fails with before a
-/// response comes is the fault of its connection.
-fn connection_failed(error: &(dyn Error + 'static)) -> bool {
-    find::<legacy::Error>(error).is_some()
 }
 
 /// Sends requests to one worker.
@@ -119,8 +122,8 @@ impl WorkerClient {
 
 impl Service<Upstream> for WorkerClient {
     type Response = Response<Incoming>;
-    type Error = legacy::Error;
-    type Future = legacy::ResponseFuture;
+    type Error = BoxError;
+    type Future = WorkerResponse;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         Poll::Ready(Ok(()))
@@ -130,6 +133,61 @@ impl Service<Upstream> for WorkerClient {
         if let Some(target) = self.target(request.uri()) {
             *request.uri_mut() = target;
         }
-        self.client.request(request)
+        let length = request.body().size_hint().lower();
+        WorkerResponse {
+            only_this_request: request.headers().contains_key("x-no-queue"),
+            long_body: length > TAKEN_UNREAD,
+            response: self.client.request(request),
+        }
+    }
+}
+
+/// What a connection takes in although nobody reads it: buffers of the kernel.
+const TAKEN_UNREAD: u64 = 64 * 1024;
+
+/// A worker's response, or what its absence says about the worker.
+#[derive(Debug)]
+pub(super) struct WorkerResponse {
+    response: legacy::ResponseFuture,
+    only_this_request: bool,
+    long_body: bool,
+}
+
+impl Future for WorkerResponse {
+    type Output = Result<Response<Incoming>, BoxError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(match ready!(Pin::new(&mut self.response).poll(cx)) {
+            Ok(mut response) => {
+                // A request that will not wait finds no room where others
+                // do, so its refusal is no reason to pass the worker over.
+                if self.only_this_request {
+                    response.extensions_mut().insert(OnlyThisRequest);
+                }
+                Ok(response)
+            }
+            Err(error) if error.is_connect() => Err(Unreachable::new(error).into()),
+            // A worker may answer and close before it has read a long
+            // body, and the answer is lost: any client can bring that
+            // about, so it must not count against the worker.
+            Err(error) if self.long_body => Err(Unread(error).into()),
+            Err(error) => Err(Unreachable::lost(error).into()),
+        })
+    }
+}
+
+/// The connection was lost while a long body was sent.
+#[derive(Debug)]
+struct Unread(legacy::Error);
+
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the worker did not read the request")
+    }
+}
+
+impl Error for Unread {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&self.0)
     }
 }
