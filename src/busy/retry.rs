@@ -12,25 +12,31 @@ use tower::retry::{
     budget::{Budget, TpsBudget},
 };
 
-/// A [`Policy`] for tower's `Retry` that sends a request again which no engine
-/// has taken: one that its worker refused or that never reached a worker.
+/// A [`Policy`] for tower's `Retry` that sends a request again which no worker
+/// has answered.
 ///
-/// It sees that by the error's type: [`ServiceOverloaded`] for *worker at
-/// capacity* or *busy at dispatch*, and [`Unreachable`] where nothing was sent. The refusing worker
-/// is leased or marked by then, so the balancer below picks another one. A
-/// request that a worker accepted is never sent twice: once a response head has
-/// come, nothing that happens to its body is a matter of this policy.
+/// | the error | sent again |
+/// |---|---|
+/// | [`ServiceOverloaded`]: *worker at capacity*, *busy at dispatch* | at most `times`, within the budget |
+/// | [`Unreachable`]: the connection could not be made | until a worker is reached, at most 16 times |
+/// | [`Unreachable`]: the connection was lost before any byte of a response | as a refusal; [not at all](Self::resend_lost) if you say so |
+/// | any other | never |
 ///
-/// It is a service of clones, so it goes above the `Buffer`, and requests have
-/// to be `Clone`: read their bodies into memory first.
+/// Once a response head has come, nothing that happens to its body is a matter
+/// of this policy. A worker that was lost may have begun on the request, which
+/// is therefore done twice at most `times`.
+///
+/// The worker is leased or marked by then, so the balancer below picks another
+/// one. It is a service of clones, so the policy goes above the `Buffer`, and
+/// requests have to be `Clone`: read their bodies into memory first.
 ///
 /// When no worker is left after a connection failed, the answer is that
-/// failure, not the emptiness that followed from it. When those that are left
-/// are busy, the answer has the shortest time that a refusal named, if one did.
+/// failure, not the emptiness that followed from it.
 pub struct RetryRefused<B = TpsBudget> {
     budget: Arc<B>,
     refused: usize,
     unreachable: usize,
+    resend_lost: bool,
     failure: Option<Unreachable>,
     named: Option<Duration>,
 }
@@ -57,6 +63,7 @@ impl<B> RetryRefused<B> {
             budget,
             refused: times,
             unreachable: UNREACHABLE_TIMES,
+            resend_lost: true,
             failure: None,
             named: None,
         }
@@ -68,6 +75,16 @@ impl<B> RetryRefused<B> {
     #[must_use]
     pub fn unreachable_times(mut self, times: usize) -> Self {
         self.unreachable = times;
+        self
+    }
+}
+
+impl<B> RetryRefused<B> {
+    /// Whether a request is sent again whose connection was lost before any
+    /// byte of a response (default: yes). The worker may have begun on it.
+    #[must_use]
+    pub fn resend_lost(mut self, yes: bool) -> Self {
+        self.resend_lost = yes;
         self
     }
 }
@@ -106,19 +123,22 @@ where
             self.budget.deposit();
             return None;
         };
-        let unsent = Unreachable::find_in(&**error).filter(|failure| !failure.may_have_been_sent());
-        if let Some(failure) = unsent {
+        let failure = Unreachable::find_in(&**error);
+        if let Some(failure) = failure.filter(|failure| !failure.may_have_been_sent()) {
             self.failure = Some(failure.clone());
             self.unreachable = self.unreachable.checked_sub(1)?;
             return Some(ready(()));
         }
         let refused = ServiceOverloaded::find_in(&**error);
-        let Some(refused) = refused.filter(|refused| was_not_taken(refused)) else {
+        if let Some(lost) = failure.filter(|_| self.resend_lost) {
+            self.failure = Some(lost.clone());
+        } else if let Some(refused) = refused.filter(|refused| was_not_taken(refused)) {
+            let times = [self.named, refused.retry_after()];
+            self.named = times.into_iter().flatten().min();
+        } else {
             self.tell(error);
             return None;
-        };
-        let times = [self.named, refused.retry_after()];
-        self.named = times.into_iter().flatten().min();
+        }
         self.refused = self.refused.checked_sub(1)?;
         self.budget.withdraw().then(|| ready(()))
     }
@@ -134,6 +154,7 @@ impl<B> Clone for RetryRefused<B> {
             budget: self.budget.clone(),
             refused: self.refused,
             unreachable: self.unreachable,
+            resend_lost: self.resend_lost,
             failure: self.failure.clone(),
             named: self.named,
         }

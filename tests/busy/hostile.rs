@@ -377,12 +377,14 @@ async fn an_old_probe_given_up_does_not_end_the_newer_one() {
 
 // ---- retry ------------------------------------------------------------------------
 #[tokio::test(start_paused = true)]
-async fn a_request_that_a_worker_works_on_is_not_sent_to_others() {
-    for kind in [
-        io::ErrorKind::TimedOut,
-        io::ErrorKind::UnexpectedEof,
-        io::ErrorKind::ConnectionReset,
-        io::ErrorKind::BrokenPipe,
+async fn a_request_that_a_worker_may_work_on_is_sent_again_once_at_most() {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof};
+    for (kind, resend_lost, expected) in [
+        (TimedOut, true, 1),
+        (UnexpectedEof, true, 2),
+        (ConnectionReset, true, 2),
+        (BrokenPipe, true, 2),
+        (ConnectionReset, false, 1),
     ] {
         let (roster, changes) = roster();
         let stack = BusyBalance::new(BusySet::new()).build(changes);
@@ -391,13 +393,11 @@ async fn a_request_that_a_worker_works_on_is_not_sent_to_others() {
             *w.0.fail_after.lock().unwrap() = Some((Duration::from_secs(20), kind));
             roster.insert(i, w.clone());
         }
-        let mut stack = Retry::new(RetryRefused::new(1), Buffer::new(stack, 8));
+        let policy = RetryRefused::new(1).resend_lost(resend_lost);
+        let mut stack = Retry::new(policy, Buffer::new(stack, 8));
         let _ = stack.ready().await.unwrap().call(Request::new(())).await;
         let calls: usize = workers.iter().map(Toy::calls).sum();
-        assert_eq!(
-            calls, 1,
-            "{kind:?}: the request was in a worker's hands for 20 s each time"
-        );
+        assert_eq!(calls, expected, "{kind:?}");
     }
 }
 

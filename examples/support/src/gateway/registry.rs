@@ -221,7 +221,12 @@ impl Registry {
             let known: &KnownModels = self.status.models();
             known.add(name).map_err(|error| error.to_string())?;
             let lease = self.options.lease;
-            let set = BusySet::<Id>::builder().model(name).lease(lease).build();
+            let longest = lease.max(Duration::from_secs(30));
+            let set = BusySet::<Id>::builder()
+                .model(name)
+                .lease(lease)
+                .max_lease(longest)
+                .build();
             let set = set.map_err(|error| error.to_string())?;
             self.monitor
                 .add_model(name, set.clone())
