@@ -4,13 +4,13 @@
 use crate::{
     serving::{STUCK, events, prompt, text},
     support::{
-        COMPLETIONS, Fleet, NOWHERE, NOWHERE_ELSE, OVERLOADED, Stub, UNAVAILABLE, eventually,
+        COMPLETIONS, Fleet, JSON, NOWHERE, NOWHERE_ELSE, OVERLOADED, Stub, UNAVAILABLE, eventually,
     },
 };
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use http::StatusCode;
+use http::{Method, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use overload_examples::{engine::Timing, gateway::GatewayConfig, worker::Worker};
@@ -258,4 +258,55 @@ async fn a_client_that_leaves_frees_what_it_had_at_the_worker() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn a_client_cannot_take_workers_out_of_service_by_bodies_that_they_do_not_read() {
+    let fleet = Fleet::empty().await;
+    let _a = fleet.join("a", None, Timing::INSTANT).await;
+    let _b = fleet.join("b", None, Timing::INSTANT).await;
+    // A worker answers 404 and closes before it has read all of it.
+    let long = json!({"model": "tiny", "prompt": "a".repeat(8 << 20)}).to_string();
+    let mut attacks = tokio::task::JoinSet::new();
+    for _ in 0..12 {
+        let (public, long) = (fleet.public.clone(), long.clone());
+        attacks.spawn(async move {
+            let post = public.send(Method::POST, "/v1/nothing", JSON, long);
+            post.await.map(|response| response.status())
+        });
+    }
+    while let Some(attack) = attacks.join_next().await {
+        // The answer may be lost with the connection; no more than that.
+        let status = attack.unwrap().unwrap();
+        assert!([404, 502].contains(&status.as_u16()), "{status}");
+        for id in ["a", "b"] {
+            let worker = fleet.worker(id).await.unwrap();
+            assert_eq!(worker["eligible"], true, "{worker}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_will_not_wait_leases_no_worker() {
+    let fleet = Fleet::empty().await;
+    let worker = fleet.join("a", Some((1, 4)), STUCK).await;
+    let _running = fleet.public.start(2).await;
+    eventually("its slot is taken", async || {
+        worker.admission().unwrap().snapshot().in_engine == 1
+    })
+    .await;
+    let headers = &[JSON[0], ("x-no-queue", "true")];
+    let body = prompt(2).to_string();
+    let refused = fleet.public.send(Method::POST, COMPLETIONS, headers, body);
+    assert_eq!(refused.await.unwrap().status(), 529);
+    assert_eq!(fleet.worker("a").await.unwrap()["leased"], false);
+    let waiting = tokio::spawn({
+        let public = fleet.public.clone();
+        async move { public.post(COMPLETIONS, &prompt(2)).await.status() }
+    });
+    eventually("another one waits in its queue", async || {
+        worker.admission().unwrap().snapshot().queued == 1
+    })
+    .await;
+    waiting.abort();
 }
