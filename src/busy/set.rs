@@ -671,6 +671,7 @@ mod tests {
 mod loom_tests {
     use super::super::cell::Check;
     use super::*;
+    use crate::sync::model;
     use futures::task::{ArcWake, waker};
     use loom::thread;
     use std::sync::atomic::{AtomicBool as Flag, Ordering::SeqCst};
@@ -690,7 +691,7 @@ mod loom_tests {
 
     #[test]
     fn loom_a_parked_endpoint_is_woken_by_whatever_frees_it() {
-        loom::model(|| {
+        model(3, || {
             let set = BusySet::<u32>::new();
             let members = Members::new();
             let (cell, seat) = set.place(0).attach(&members);
@@ -713,8 +714,29 @@ mod loom_tests {
     }
 
     #[test]
+    fn loom_an_endpoint_that_waits_for_its_own_service_hears_of_a_mark() {
+        model(3, || {
+            let set = BusySet::<u32>::new();
+            let members = Members::new();
+            let (cell, seat) = set.place(0).attach(&members);
+            let mut mark = set.busy_mark(0);
+            let monitor = thread::spawn(move || {
+                mark.set(None);
+                mark
+            });
+            let woken = std::sync::Arc::new(Woken(Flag::new(false)));
+            // Its service is pending: it looks whether it may go on waiting.
+            let waits = cell.is_open() && cell.watch(seat, &waker(woken.clone()));
+            let mark = monitor.join().unwrap();
+            assert!(!waits || woken.0.load(SeqCst), "no timer is armed");
+            drop(mark);
+            cell.detach(seat);
+        });
+    }
+
+    #[test]
     fn loom_marks_of_two_kinds_race_and_the_counts_are_right() {
-        loom::model(|| {
+        model(3, || {
             let set = BusySet::<u32>::new();
             let members = Members::new();
             let (cell, seat) = set.place(0).attach(&members);
@@ -731,12 +753,13 @@ mod loom_tests {
             mark.clear();
             assert!(woken.0.load(SeqCst));
             assert_eq!((members.usable(), members.eligible()), (1, 1));
+            cell.detach(seat);
         });
     }
 
     #[test]
     fn loom_a_worker_that_leaves_while_it_is_marked_leaves_nothing() {
-        loom::model(|| {
+        model(2, || {
             let set = BusySet::<u32>::new();
             let members = Members::new();
             let (cell, seat) = set.place(0).attach(&members);

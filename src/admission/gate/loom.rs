@@ -5,15 +5,9 @@
 //! ```
 
 use super::*;
-use ::loom::{future::block_on, model::Builder, sync::atomic::AtomicUsize, thread};
+use crate::sync::model;
+use ::loom::{future::block_on, sync::atomic::AtomicUsize, thread};
 use std::future::poll_fn;
-
-/// Explores all interleavings with at most this many preemptions.
-fn model(preemptions: usize, run: impl Fn() + Sync + Send + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(run);
-}
 
 fn gate(slots: u32, queue: u32) -> Arc<Gate> {
     Arc::new(Gate::new(slots, queue))
