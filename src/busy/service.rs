@@ -179,6 +179,9 @@ impl<S> BusyFilter<S> {
     }
 
     /// Asks the inner service, unless it said `Pending` and nothing changed.
+    ///
+    /// Outside of the cooperative budget: a `Pending` of an exhausted budget
+    /// says nothing about the workers.
     fn poll_inner<Req>(&mut self) -> Poll<Result<u64, BoxError>>
     where
         S: Service<Req>,
@@ -190,11 +193,9 @@ impl<S> BusyFilter<S> {
                 break;
             }
             let mut cx = Context::from_waker(self.observation.waker());
-            let mut ready = self.inner.poll_ready(&mut cx);
-            if ready.is_pending() {
-                ready = poll_unconstrained(&mut self.inner, &mut cx);
-            }
-            match ready {
+            let inner = &mut self.inner;
+            let ask = pin!(unconstrained(poll_fn(|cx| inner.poll_ready(cx))));
+            match ask.poll(&mut cx) {
                 Poll::Ready(Ok(())) => {
                     self.pending_at = None;
                     return Poll::Ready(Ok(epoch));
@@ -282,16 +283,6 @@ impl<S> BusyFilter<S> {
             }
         }
     }
-}
-
-/// A `Pending` of an exhausted cooperative budget says nothing about the
-/// workers, so it is asked for outside of that.
-#[cold]
-fn poll_unconstrained<S: Service<Req>, Req>(
-    inner: &mut S,
-    cx: &mut Context<'_>,
-) -> Poll<Result<(), S::Error>> {
-    pin!(unconstrained(poll_fn(|cx| inner.poll_ready(cx)))).poll(cx)
 }
 
 impl<S, Req> Service<Req> for BusyFilter<S>
