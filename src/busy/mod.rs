@@ -58,7 +58,7 @@
 //! |---|---|---|
 //! | busy | the owner of the [`BusyMark`], a [`WorkerMonitor`](crate::load::WorkerMonitor) as a rule | when cleared or dropped, or at the time it was set until |
 //! | leased | a refusal of the worker, see [`RefusalPolicy`] | after 1 s, or early when a response that is no refusal completes; if the worker named a time, only after that |
-//! | unreachable | a connection that failed before any byte of a response | after 1 s, twice as long after each further failure, up to 30 s; any answer ends it |
+//! | unreachable | a connection that could not be made, or was lost before any byte of a response | after 1 s, twice as long after each further failure, up to 30 s; any answer ends it |
 //! | draining | [`BusySet::drain`] | when its [`DrainMark`] is dropped |
 //!
 //! Marks that somebody owns belong to the worker's id, and outlive its
@@ -92,6 +92,14 @@
 //! another one is ready, and an answer that is stale is not given. If nothing
 //! is ready by then and no verdict is due, the request gets *busy at dispatch*,
 //! which [`RetryRefused`] sends again.
+//!
+//! # In async blocks
+//!
+//! The future of tower's `Balance` names a function that maps boxed errors, and
+//! an async block that is sent between threads cannot hold it: rustc says that
+//! an implementation of `FnOnce` or `From` *is not general enough*. Mounted by
+//! `route_service` the stack works as it is; to call it from a handler, erase
+//! its type once with `tower::util::BoxCloneSyncService`.
 //!
 //! # Cost
 //!
