@@ -2,6 +2,7 @@
 
 mod support {
     pub mod metrics;
+    pub mod serves;
 }
 
 use std::{sync::Arc, thread, time::Duration};
@@ -340,36 +341,18 @@ mod wakers {
     //! A mark that falls wakes whoever waits for the worker, and what a waker
     //! does is nobody's business.
 
-    use super::*;
+    use super::{support::serves::Serves, *};
     use futures::{FutureExt, StreamExt};
     use std::{
-        convert::Infallible,
-        future::{Ready, ready},
         panic::{AssertUnwindSafe, catch_unwind},
         sync::Mutex,
-        task::{Context, Poll, Wake, Waker},
+        task::{Context, Wake, Waker},
     };
     use tower::{Service, discover::Change, load::CompleteOnResponse};
     use tower_overload::{
         busy::{BusyDiscover, ErrorsOnly, roster},
         load,
     };
-
-    struct Serves;
-
-    impl Service<()> for Serves {
-        type Response = ();
-        type Error = Infallible;
-        type Future = Ready<Result<(), Infallible>>;
-
-        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-            Poll::Ready(Ok(()))
-        }
-
-        fn call(&mut self, (): ()) -> Self::Future {
-            ready(Ok(()))
-        }
-    }
 
     /// Does something once when it is woken.
     struct Does(Mutex<Option<Box<dyn FnOnce() + Send>>>);

@@ -3,16 +3,15 @@
 
 mod support {
     pub mod cases;
+    pub mod serves;
 }
 
 use futures::FutureExt;
-use std::{
-    collections::BTreeSet,
-    convert::Infallible,
-    future::{Ready, ready},
-    task::{Context, Poll},
+use std::collections::BTreeSet;
+use support::{
+    cases::{self, Fleet},
+    serves::Serves,
 };
-use support::cases::{self, Fleet};
 use tokio_test::task;
 use tower::{Service, load::CompleteOnResponse};
 use tower_overload::{
@@ -20,23 +19,6 @@ use tower_overload::{
     busy::{Balanced, BusyBalance, BusySet, ErrorsOnly, Roster, RosterChanges, roster},
     load::{LoadEvent, ThresholdUpdate, ThresholdsHandle, WorkerConfig, WorkerMonitor},
 };
-
-/// A worker that serves whatever it gets.
-struct Serves;
-
-impl Service<()> for Serves {
-    type Response = ();
-    type Error = Infallible;
-    type Future = Ready<Result<(), Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, (): ()) -> Self::Future {
-        ready(Ok(()))
-    }
-}
 
 struct WholeStack {
     monitor: WorkerMonitor<String>,

@@ -33,6 +33,7 @@ struct State {
     marks: Marks,
     seats: Vec<Seat>,
     next_seat: u64,
+    /// No endpoint is seated here any more, and none will be.
     retired: bool,
 }
 
@@ -86,22 +87,23 @@ impl Cell {
 
     /// Applies `change` to the marks and everything that follows from them.
     fn change<R>(&self, change: impl FnOnce(&mut Marks) -> R) -> Result<R, Retired> {
-        let mut state = lock(&self.state);
-        if state.retired {
-            return Err(Retired);
-        }
-        let (result, effects) = self.apply(&mut state, change);
-        drop(state);
-        self.finish(effects);
-        Ok(result)
+        self.change_if(|state| !state.retired, change)
+            .ok_or(Retired)
     }
 
     /// As [`change`](Self::change), for what an endpoint has seen: it is not
     /// heard any more once its worker has left.
     fn heard<R>(&self, seat: u64, change: impl FnOnce(&mut Marks) -> R) -> Option<R> {
+        self.change_if(|state| state.seated(seat).is_some(), change)
+    }
+
+    fn change_if<R>(
+        &self,
+        may: impl FnOnce(&mut State) -> bool,
+        change: impl FnOnce(&mut Marks) -> R,
+    ) -> Option<R> {
         let mut state = lock(&self.state);
-        let mut seats = state.seats.iter();
-        if state.retired || !seats.any(|other| other.id == seat && !other.retired) {
+        if !may(&mut state) {
             return None;
         }
         let (result, effects) = self.apply(&mut state, change);
@@ -215,21 +217,13 @@ impl Cell {
     /// Leaves `waker` in the seat if the endpoint has to wait.
     pub(crate) fn check(&self, seat: u64, now: Instant, waker: &Waker) -> Check {
         let mut state = lock(&self.state);
-        let ((), mut effects) = if state.retired {
-            ((), Effects::default())
-        } else {
-            self.apply(&mut state, |marks| marks.expire(now))
-        };
-        let gate = state.marks.gate();
-        let is_retired = state.retired;
-        let seat = state.seats.iter_mut().find(|other| other.id == seat);
-        let (check, old) = match (seat, gate) {
-            (Some(seat), _) if seat.retired || is_retired => {
-                (Check::Parked(None), seat.park(waker))
-            }
-            (None, _) => (Check::Parked(None), None),
-            (_, Gate::Open) => (Check::Open, None),
-            (Some(seat), Gate::Closed(until)) => (Check::Parked(until), seat.park(waker)),
+        if state.seated(seat).is_none() {
+            return Check::Parked(None);
+        }
+        let ((), mut effects) = self.apply(&mut state, |marks| marks.expire(now));
+        let (check, old) = match state.marks.gate() {
+            Gate::Open => (Check::Open, None),
+            Gate::Closed(until) => (Check::Parked(until), state.park(seat, waker)),
         };
         drop(state);
         drop(old);
@@ -243,15 +237,8 @@ impl Cell {
     /// waiting: not if a mark has come in between.
     pub(crate) fn watch(&self, seat: u64, waker: &Waker) -> bool {
         let mut state = lock(&self.state);
-        let mut is_open = !state.retired && state.marks.gate() == Gate::Open;
-        let mut seats = state.seats.iter_mut();
-        let old = match seats.find(|other| other.id == seat) {
-            Some(seat) if is_open && !seat.retired => seat.park(waker),
-            _ => {
-                is_open = false;
-                None
-            }
-        };
+        let is_open = state.marks.gate() == Gate::Open && state.seated(seat).is_some();
+        let old = is_open.then(|| state.park(seat, waker));
         drop(state);
         drop(old);
         is_open
@@ -436,10 +423,16 @@ impl fmt::Debug for Cell {
     }
 }
 
-impl Seat {
+impl State {
+    /// The seat of an endpoint whose worker has not left.
+    fn seated(&mut self, id: u64) -> Option<&mut Seat> {
+        let mut seats = self.seats.iter_mut();
+        seats.find(|seat| seat.id == id && !seat.retired)
+    }
+
     /// Leaves a waker, and gives back the one to drop without the lock.
-    fn park(&mut self, waker: &Waker) -> Option<Waker> {
-        match &mut self.waker {
+    fn park(&mut self, id: u64, waker: &Waker) -> Option<Waker> {
+        match &mut self.seated(id)?.waker {
             Some(old) if old.will_wake(waker) => None,
             slot => slot.replace(waker.clone()),
         }
