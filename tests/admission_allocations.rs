@@ -1,7 +1,9 @@
 //! An admitted request that does not wait allocates nothing.
 
+#[path = "support/alloc.rs"]
+mod alloc;
+
 use std::{
-    alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
     convert::Infallible,
     future::{Future, Ready, ready},
@@ -15,23 +17,11 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Counts the allocations of each thread.
-struct Counting;
-
-// SAFETY: everything is left to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: alloc::Observed = alloc::Observed {
+    allocated: |_| ALLOCATIONS.set(ALLOCATIONS.get() + 1),
+    freed: |_| {},
+};
 
 #[derive(Clone)]
 struct Echo;

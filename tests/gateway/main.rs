@@ -1,6 +1,8 @@
 //! The gateway, over real sockets and as a process.
 
 mod admin;
+#[path = "../support/alloc.rs"]
+mod alloc;
 mod cli;
 mod failures;
 mod load;
@@ -12,4 +14,5 @@ mod restart;
 mod sdk;
 #[path = "../support/serving.rs"]
 mod serving;
+mod soak;
 mod support;

@@ -3,7 +3,7 @@
 
 use super::{
     json::{Object, Objects},
-    registry::{Refused, Registration, Registry, WorkerView},
+    registry::{ModelView, Refused, Registration, Registry, WorkerView},
     stack::Id,
 };
 use axum::{
@@ -84,11 +84,13 @@ impl IntoResponse for Problem {
 #[derive(Serialize)]
 struct Workers {
     workers: Vec<WorkerView>,
+    models: Vec<ModelView>,
 }
 
 async fn workers(State(registry): State<Arc<Registry>>) -> Json<Workers> {
     Json(Workers {
         workers: registry.views(),
+        models: registry.model_views(),
     })
 }
 

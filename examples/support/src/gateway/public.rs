@@ -218,9 +218,12 @@ struct OfModel<'a> {
 /// curl says that everything is a form.
 fn model_of<'a>(headers: &HeaderMap, body: &'a [u8]) -> Result<Option<Cow<'a, str>>, ApiError> {
     let is_json = headers.get(http::header::CONTENT_TYPE).is_none_or(|value| {
-        let value = value.as_bytes().to_ascii_lowercase();
+        let value = value.as_bytes();
         let kinds: [&[u8]; 3] = [b"application/json", b"application/x-www-form-", b"text/"];
-        kinds.iter().any(|kind| value.starts_with(kind))
+        kinds.iter().any(|kind| {
+            let start = value.get(..kind.len());
+            start.is_some_and(|start| start.eq_ignore_ascii_case(kind))
+        })
     });
     if body.is_empty() || !is_json {
         return Ok(None);
@@ -237,31 +240,35 @@ fn model_of<'a>(headers: &HeaderMap, body: &'a [u8]) -> Result<Option<Cow<'a, st
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
+/// What concerns one connection and not the next, besides what `connection`
+/// names.
+const HOP_BY_HOP: [HeaderName; 9] = [
+    CONNECTION,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
 /// What concerns one connection is not for the next.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    if headers.contains_key(CONNECTION) {
-        let named: Vec<HeaderName> = headers
-            .get_all(CONNECTION)
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .flat_map(|value| value.split(','))
-            .filter_map(|name| name.trim().parse().ok())
-            .collect();
-        for name in named {
-            headers.remove(name);
-        }
-        headers.remove(CONNECTION);
+    // Most messages have none, and few headers: to look at those is cheaper
+    // than to hash each name that has to go.
+    if !headers.keys().any(|name| HOP_BY_HOP.contains(name)) {
+        return;
     }
-    for name in [
-        KEEP_ALIVE,
-        PROXY_CONNECTION,
-        PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION,
-        TE,
-        TRAILER,
-        TRANSFER_ENCODING,
-        UPGRADE,
-    ] {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
 }

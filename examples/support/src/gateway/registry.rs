@@ -16,7 +16,7 @@ use std::{
 };
 use tokio::time::{Instant, interval, sleep_until};
 use tower_overload::{
-    busy::{BusySet, DrainMark, Mark, Roster, WorkerMarks},
+    busy::{BusySet, DrainMark, Mark, Members, Roster, WorkerMarks},
     load::{LoadEvent, ModelThresholds, Observed, ThresholdUpdate, WorkerConfig, WorkerMonitor},
     metrics::{Prefix, describe},
     status::{AnswerAll, KnownModels, Model, OverloadStatusLayer},
@@ -54,6 +54,7 @@ pub(super) struct ServedModel {
     pub(super) stack: Stack,
     set: BusySet<Id>,
     roster: Roster<Id, WorkerClient>,
+    members: Members,
 }
 
 struct Registered {
@@ -131,6 +132,19 @@ struct RankView {
     kv_used_blocks: Option<u64>,
     active_prefill_tokens: Option<u64>,
     busy: bool,
+}
+
+/// How many workers the balancer of a model has, as the admin API shows it: as
+/// of the last request, which is when a balancer looks.
+#[derive(Debug, Serialize)]
+pub(super) struct ModelView {
+    model: Arc<str>,
+    /// Those that it knows.
+    alive: u64,
+    /// Of these, the ones that are neither unreachable nor draining.
+    usable: u64,
+    /// Of those, the ones that are neither busy nor leased.
+    eligible: u64,
 }
 
 /// The most models of one worker.
@@ -231,13 +245,15 @@ impl Registry {
             self.monitor
                 .add_model(name, set.clone())
                 .map_err(|error| error.to_string())?;
-            let (stack, roster) = stack(set.clone(), name, &self.options.stack, &self.status);
+            let (stack, roster, members) =
+                stack(set.clone(), name, &self.options.stack, &self.status);
             Ok::<_, String>(Arc::new(ServedModel {
                 name: name.into(),
                 label: Model::new(name),
                 stack,
                 set,
                 roster,
+                members,
             }))
         })?;
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
@@ -381,6 +397,22 @@ impl Registry {
         let workers = self.workers();
         let views = workers.iter().map(|(id, worker)| self.view(id, worker));
         views.collect()
+    }
+
+    /// All models, by name.
+    pub(super) fn model_views(&self) -> Vec<ModelView> {
+        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        let mut views: Vec<_> = models
+            .values()
+            .map(|model| ModelView {
+                model: model.name.clone(),
+                alive: model.members.alive(),
+                usable: model.members.usable(),
+                eligible: model.members.eligible(),
+            })
+            .collect();
+        views.sort_by(|one, other| one.model.cmp(&other.model));
+        views
     }
 
     fn view(&self, id: &Id, worker: &Registered) -> WorkerView {

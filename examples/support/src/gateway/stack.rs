@@ -20,8 +20,8 @@ use tower::{Service, ServiceBuilder, retry::RetryLayer, util::BoxCloneSyncServic
 use tower_overload::{
     BoxError, Unreachable,
     busy::{
-        BusyBalance, BusySet, OnlyThisRequest, PreCheckLayer, RefusalPolicy, RetryRefused, Roster,
-        RosterChanges, roster,
+        BusyBalance, BusySet, Members, OnlyThisRequest, PreCheckLayer, RefusalPolicy, RetryRefused,
+        Roster, RosterChanges, roster,
     },
     error::find,
     status::{AnswerAll, OverloadStatusLayer},
@@ -50,10 +50,11 @@ pub(super) struct StackOptions {
 /// Requests that may wait for the balancer, of each model.
 const BUFFER: usize = 1024;
 
-/// The stack of one model, and the roster of the workers that serve it.
+/// The stack of one model, the roster of the workers that serve it, and the
+/// counts of those that the balancer has.
 ///
 /// ```text
-/// status → retry → pre-check → Buffer → busy filter → Balance → worker clients
+/// status → pre-check → retry → Buffer → busy filter → Balance → worker clients
 /// ```
 ///
 /// `Buffer` makes the balancer cloneable; what is above it is cloned for each
@@ -63,13 +64,14 @@ pub(super) fn stack(
     model: &str,
     options: &StackOptions,
     status: &OverloadStatusLayer<AnswerAll>,
-) -> (Stack, Roster<Id, WorkerClient>) {
+) -> (Stack, Roster<Id, WorkerClient>, Members) {
     let (roster, changes): (_, RosterChanges<Id, WorkerClient>) = roster();
     let workers = BusyBalance::new(set)
         // The client of the workers says what a failure means.
         .policy(RefusalPolicy::new().connection_faults(|_| None))
         .max_wait(options.max_wait)
         .build(changes);
+    let members = workers.members().clone();
     let stack = ServiceBuilder::new()
         .map_response(|response: Response<_>| response.map(axum::body::Body::new))
         .layer(status.clone())
@@ -77,11 +79,12 @@ pub(super) fn stack(
             Some(_) => Unreachable::lost(error).into(),
             None => error,
         })
+        // Above the retry, which copies each request's head.
+        .layer(PreCheckLayer::new(members.clone()).model(model))
         .layer(RetryLayer::new(RetryRefused::new(options.retry_refused)))
-        .layer(PreCheckLayer::new(workers.members().clone()).model(model))
         .buffer(BUFFER)
         .service(workers);
-    (BoxCloneSyncService::new(stack), roster)
+    (BoxCloneSyncService::new(stack), roster, members)
 }
 
 /// Sends requests to one worker.
