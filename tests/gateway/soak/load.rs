@@ -76,10 +76,9 @@ pub async fn offer(client: Client, rate: u32, time: Duration, mut random: TestRn
     let start = Instant::now();
     for n in 0..rate * time.as_secs() as u32 {
         sleep_until(start + n * Duration::from_secs(1) / rate).await;
-        let leaves_after = random
-            .next_u32()
-            .is_multiple_of(5)
-            .then(|| Duration::from_micros(u64::from(random.next_u32() % 1_200_000)));
+        let leaves = random.next_u32() % 5 == 0;
+        let leaves_after =
+            leaves.then(|| Duration::from_micros(u64::from(random.next_u32() % 1_200_000)));
         let client = client.clone();
         requests.spawn(async move {
             let answer = timeout(ANSWER_WITHIN, request(&client));

@@ -14,21 +14,21 @@ use crate::alloc;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use stage::Stage;
 use std::{
-    sync::atomic::{AtomicIsize, Ordering::Relaxed},
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
     time::Duration,
 };
 use tokio::time::{Instant, sleep};
 
 /// Bytes that are allocated and not freed.
-static LIVE: AtomicIsize = AtomicIsize::new(0);
+static LIVE: AtomicUsize = AtomicUsize::new(0);
 
 #[global_allocator]
 static ALLOCATOR: alloc::Observed = alloc::Observed {
     allocated: |bytes| {
-        LIVE.fetch_add(bytes.cast_signed(), Relaxed);
+        LIVE.fetch_add(bytes, Relaxed);
     },
     freed: |bytes| {
-        LIVE.fetch_sub(bytes.cast_signed(), Relaxed);
+        LIVE.fetch_sub(bytes, Relaxed);
     },
 };
 
@@ -41,7 +41,7 @@ const OFFERED: u32 = 200;
 /// ten seconds.
 const IDLE: Duration = Duration::from_secs(11);
 /// What may be allocated at the end and was not after the first round.
-const SLACK: isize = 1 << 20;
+const SLACK: usize = 1 << 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes as long as SOAK_SECONDS says, a minute by default"]
@@ -65,7 +65,7 @@ async fn nothing_is_lost_miscounted_or_left_under_ten_times_the_load() {
 }
 
 /// The bytes that are allocated when no connection is left but idle ones.
-async fn at_rest() -> isize {
+async fn at_rest() -> usize {
     sleep(IDLE).await;
     LIVE.load(Relaxed)
 }

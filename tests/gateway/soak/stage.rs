@@ -99,23 +99,20 @@ impl Stage {
             })
         })
         .await;
-        let all =
-            json!([{"model": "tiny", "alive": WORKERS, "usable": WORKERS, "eligible": WORKERS}]);
+        let all = json!({"models": [
+            {"model": "tiny", "alive": WORKERS, "usable": WORKERS, "eligible": WORKERS},
+        ]});
         eventually("every worker is a member, and eligible", async || {
             // A balancer learns of a change with the next request.
             text(self.client().post(COMPLETIONS, &prompt(1)).await).await;
+            let models = value(self.admin.get("/models").await).await;
             let workers = value(self.admin.get("/workers").await).await;
-            let registered = workers["workers"].as_array().unwrap();
-            let eligible = registered
-                .iter()
-                .filter(|worker| worker["eligible"] == true);
-            if workers["models"] == all
-                && registered.len() == WORKERS
-                && eligible.count() == WORKERS
-            {
+            let eligible = workers["workers"].as_array().unwrap().iter();
+            let eligible: Vec<_> = eligible.map(|worker| &worker["eligible"]).collect();
+            if models == all && eligible == [true; WORKERS] {
                 Ok(())
             } else {
-                Err(workers.to_string())
+                Err(format!("{models}, {workers}"))
             }
         })
         .await;

@@ -30,6 +30,7 @@ pub(super) fn router(registry: Arc<Registry>) -> Router {
     let thresholds = BusyThreshold::new(registry.thresholds());
     Router::new()
         .route("/workers", get(workers))
+        .route("/models", get(models))
         .route("/workers/{id}", put(register).delete(remove))
         .route("/worker_load", post(load))
         .route_service("/busy_threshold", thresholds)
@@ -84,12 +85,21 @@ impl IntoResponse for Problem {
 #[derive(Serialize)]
 struct Workers {
     workers: Vec<WorkerView>,
-    models: Vec<ModelView>,
 }
 
 async fn workers(State(registry): State<Arc<Registry>>) -> Json<Workers> {
     Json(Workers {
         workers: registry.views(),
+    })
+}
+
+#[derive(Serialize)]
+struct Models {
+    models: Vec<ModelView>,
+}
+
+async fn models(State(registry): State<Arc<Registry>>) -> Json<Models> {
+    Json(Models {
         models: registry.model_views(),
     })
 }
