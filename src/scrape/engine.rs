@@ -348,7 +348,8 @@ impl Reading {
             (Engine::Vllm, "gpu_cache_usage_perc") => {
                 self.rank(sample, label, share(value), |rank| &mut rank.older_usage);
             }
-            (Engine::Vllm, "num_requests_waiting") | (Engine::Sglang, "num_queue_reqs") => {
+            (Engine::Vllm, "num_requests_waiting")
+            | (Engine::Sglang, "num_queue_reqs" | "num_waiting_reqs") => {
                 self.rank(sample, label, count(value), |rank| &mut rank.waiting);
             }
             (Engine::Vllm, "num_requests_running") | (Engine::Sglang, "num_running_reqs") => {

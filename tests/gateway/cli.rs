@@ -99,6 +99,7 @@ async fn a_bad_option_is_named_with_its_value_and_what_is_allowed() {
         ("--lease-ms", "86400001", "to 86400000"),
         ("--stale-after-ms", "soon", "from 0 to"),
         ("--registration-ttl-ms", "0", "from 1 to"),
+        ("--scrape-interval-ms", "0", "from 1 to"),
         ("--max-wait-ms", "1.5", "from 0 to"),
         ("--retry-refused", "65", "from 0 to 64"),
         ("--max-body-bytes", "0", "from 1 to"),
