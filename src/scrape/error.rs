@@ -61,10 +61,10 @@ impl ScrapeError {
 impl fmt::Display for ScrapeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ClientClosed(error) => write!(f, "the client has failed for good: {error}"),
-            Self::Request(error) => write!(f, "no response: {error}"),
+            Self::ClientClosed(_) => f.write_str("the client has failed for good"),
+            Self::Request(_) => f.write_str("the request failed"),
             Self::Status(status) => write!(f, "the answer is {status}, expected 200 OK"),
-            Self::Body(error) => write!(f, "the body broke off: {error}"),
+            Self::Body(_) => f.write_str("the body broke off"),
             Self::TooLarge(limit) => write!(f, "the body is longer than {limit} bytes"),
             Self::TimedOut(after) => write!(f, "no whole answer within {after:?}"),
             Self::Unreadable(error) => error.fmt(f),
@@ -76,8 +76,8 @@ impl Error for ScrapeError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::ClientClosed(error) | Self::Request(error) | Self::Body(error) => Some(&**error),
-            Self::Unreadable(error) => Some(error),
-            Self::Status(_) | Self::TooLarge(_) | Self::TimedOut(_) => None,
+            // The others say all of it themselves.
+            _ => None,
         }
     }
 }

@@ -41,7 +41,7 @@ fn above(share: f64) -> GatewayConfig {
 }
 
 impl Fleet {
-    async fn ask(&self) -> (u16, String) {
+    async fn complete(&self) -> (u16, String) {
         let response = self.public.post(COMPLETIONS, &prompt(1)).await;
         (response.status().as_u16(), text(response).await)
     }
@@ -154,7 +154,7 @@ async fn a_worker_that_reports_nothing_is_busy_while_its_metrics_say_so() {
         2
     );
     fleet.becomes("b", true).await;
-    assert_eq!(fleet.ask().await, (529, OVERLOADED.into()));
+    assert_eq!(fleet.complete().await, (529, OVERLOADED.into()));
 
     // One rank that is free is enough.
     drop(first);
@@ -213,7 +213,7 @@ async fn metrics_that_fail_are_silence_and_the_mark_ages_out() {
     )
     .await;
     fleet.becomes("a", true).await;
-    assert_eq!(fleet.ask().await, (529, OVERLOADED.into()));
+    assert_eq!(fleet.complete().await, (529, OVERLOADED.into()));
     // Its body says that the cache is empty. It must not be believed: the
     // count goes by its age, and does not become 0.
     engine.shows(None);
@@ -225,7 +225,7 @@ async fn metrics_that_fail_are_silence_and_the_mark_ages_out() {
     fleet.becomes("a", false).await;
     let rank = fleet.worker("a").await.unwrap()["ranks"][0].clone();
     assert_eq!(rank["kv_used_blocks"], json!(null), "unknown, and not 0");
-    assert_eq!(fleet.ask().await.0, 200);
+    assert_eq!(fleet.complete().await.0, 200);
 
     engine.shows(usage(0.8));
     fleet.becomes("a", true).await;
@@ -247,13 +247,9 @@ async fn what_a_registration_says_stays_and_the_rest_is_read() {
     assert_eq!(a["models"], json!(["tiny"]));
 
     let blocks = json!({"kv_total_blocks": 10, "dp_ranks": [0, 1]});
-    fleet.register("a", &url, blocks).await;
-    eventually("half of its blocks", async || {
-        fleet.worker("a").await.unwrap()["ranks"][0]["kv_used_blocks"] == 5
-    })
-    .await;
-    let a = fleet.worker("a").await.unwrap();
+    let a = fleet.register("a", &url, blocks).await;
     assert_eq!(a["kv_total_blocks"], 10);
+    assert_eq!(a["ranks"][0]["kv_used_blocks"], 5, "still half of them");
     assert_eq!(a["ranks"].as_array().unwrap().len(), 2);
 }
 
@@ -338,7 +334,7 @@ async fn without_the_option_nobody_reads_metrics() {
         ..above(0.5)
     })
     .await;
-    assert_eq!(fleet.ask().await.0, 200);
+    assert_eq!(fleet.complete().await.0, 200);
     assert_eq!(engine.stub.calls(), 1);
     assert_eq!(
         fleet.worker("a").await.unwrap()["kv_total_blocks"],

@@ -159,7 +159,10 @@ async fn what_is_no_answer_is_a_failed_scrape_and_the_next_one_comes() {
         let mut poller = poller(&worker);
         let error = poller.next().await.unwrap().unwrap_err();
         assert_eq!(error.as_str(), expected, "{error}");
-        assert!(!error.to_string().is_empty());
+        let source = std::error::Error::source(&error).map(ToString::to_string);
+        let inner = matches!(expected, "request_failed" | "body_failed");
+        assert_eq!(source.is_some(), inner, "{error}");
+        assert!(source.is_none_or(|source| ["refused", "reset"].contains(&&*source)));
         let report = poller.next().await.unwrap().unwrap();
         assert_eq!(report.ranks()[0].waiting, Some(1));
         assert_eq!(worker.times(), [0, 1000]);

@@ -320,7 +320,10 @@ impl Registry {
             Some(old) if is_same => mem::take(&mut old.metrics),
             _ => Metrics::default(),
         };
-        let config = given.complete(metrics.report.as_ref());
+        let config = match &metrics.report {
+            Some((report, _)) => given.complete(report),
+            None => given.config.clone(),
+        };
         let (old_models, permanent) = match &old {
             Some(old) => (&*old.models, permanent || old.last_heard.is_none()),
             None => (&[][..], permanent),
@@ -347,6 +350,13 @@ impl Registry {
             self.monitor.configure(id.clone(), config.clone(), &names)
         });
         debug_assert!(configured.is_ok(), "the models were just made");
+        if let Some((report, read_at)) = &metrics.report {
+            // What was read is a share, and the blocks may be others now.
+            if !metrics.reports_itself(self.options.stale_after) {
+                let loads = report.loads(&id, &config, WaitingTokens::default());
+                self.monitor.observe_all_at(&loads, *read_at);
+            }
+        }
         // Made before the old ones are dropped, so that the worker is not
         // eligible in between.
         let drains = models.iter().filter(|_| registration.draining);
@@ -441,7 +451,7 @@ impl Registry {
         if !worker.metrics.wants_from(by, self.options.stale_after) {
             return;
         }
-        let config = worker.given.complete(Some(&report));
+        let config = worker.given.complete(&report);
         if config != worker.config {
             let names = worker.models.iter().map(|model| &*model.name);
             let configured = metrics::with_local_recorder(&self.recorder, || {
@@ -451,8 +461,9 @@ impl Registry {
             worker.config = config;
         }
         let loads = report.loads(id, &worker.config, WaitingTokens::default());
-        self.monitor.observe_all(&loads);
-        worker.metrics.report = Some(report);
+        let now = Instant::now();
+        self.monitor.observe_all_at(&loads, now);
+        worker.metrics.report = Some((report, now));
     }
 
     /// All workers, by id.

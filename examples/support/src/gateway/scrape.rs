@@ -81,12 +81,12 @@ pub(super) struct Given {
 impl Given {
     /// The worker's configuration: what is given, and the rest from its
     /// metrics.
-    pub(super) fn complete(&self, report: Option<&EngineReport>) -> WorkerConfig {
+    pub(super) fn complete(&self, report: &EngineReport) -> WorkerConfig {
         let config = self.config.clone();
-        match report {
-            None => config,
-            Some(report) if self.has_ranks => report.complete(config),
-            Some(report) => report.complete_with_ranks(config),
+        if self.has_ranks {
+            report.complete(config)
+        } else {
+            report.complete_with_ranks(config)
         }
     }
 }
@@ -95,8 +95,8 @@ impl Given {
 #[derive(Debug, Default)]
 pub(super) struct Metrics {
     pub(super) task: Option<ScrapeTask>,
-    /// The last one that was of use.
-    pub(super) report: Option<EngineReport>,
+    /// The last one that was of use, and when it was read.
+    pub(super) report: Option<(EngineReport, Instant)>,
     /// When the worker last reported its load itself.
     pub(super) reported_itself: Option<Instant>,
 }
@@ -107,10 +107,13 @@ impl Metrics {
     /// better than its metrics, as long as that report is good.
     pub(super) fn wants_from(&self, task: task::Id, good_for: Option<Duration>) -> bool {
         let is_current = self.task.as_ref().is_some_and(|it| it.0.id() == task);
-        let reports_itself = self.reported_itself.is_some_and(|at| match good_for {
+        is_current && !self.reports_itself(good_for)
+    }
+
+    pub(super) fn reports_itself(&self, good_for: Option<Duration>) -> bool {
+        self.reported_itself.is_some_and(|at| match good_for {
             Some(good_for) => at.elapsed() < good_for,
             None => true,
-        });
-        is_current && !reports_itself
+        })
     }
 }
