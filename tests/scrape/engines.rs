@@ -23,9 +23,12 @@ fn says(text: &str, engine: Engine, ranks: &[Rank], blocks: Option<u64>, mean: O
     assert_eq!(report.ignored(), 0);
 }
 
-/// The loads of a worker that the application knows nothing of, as
-/// `(rank, kv_used_blocks, active_prefill_tokens)`, and its blocks.
-fn loads(text: &str) -> (Vec<(u32, Option<u64>, Option<u64>)>, Option<u64>) {
+/// `(rank, kv_used_blocks, active_prefill_tokens)`.
+type Load = (u32, Option<u64>, Option<u64>);
+
+/// The loads of a worker that the application knows nothing of, and its
+/// blocks.
+fn loads(text: &str) -> (Vec<Load>, Option<u64>) {
     let report = read(text);
     let config = report.complete_with_ranks(WorkerConfig::new([0]).unwrap());
     let ranks: Vec<_> = report.ranks().iter().map(|it| it.dp_rank).collect();
