@@ -143,6 +143,14 @@ fn sglang_whose_tensor_parallel_ranks_and_priorities_are_one_rank() {
 }
 
 #[test]
+fn of_several_views_of_one_scheduler_the_largest_counts() {
+    let text = "sglang:num_queue_reqs{priority=\"1\"} 10\n\
+                sglang:num_queue_reqs{priority=\"\"} 16\n\
+                sglang:num_queue_reqs{priority=\"2\"} 6\n";
+    assert_eq!(read(text).ranks()[0].waiting, Some(16));
+}
+
+#[test]
 fn sglang_with_data_parallel_ranks_and_pages() {
     let ranks = [
         // Another pool than that of tokens is fuller: the engine's own share.
