@@ -56,7 +56,9 @@
 //! ```
 //!
 //! Drop the poller before the worker is removed from the monitor, or a report
-//! that comes late configures it anew.
+//! that comes late configures it anew. A worker that reports its load by
+//! other means as well needs no poller: both report `kv_used_blocks` and
+//! `active_prefill_tokens`, and the later of the two would count.
 //!
 //! # What is read
 //!
@@ -84,9 +86,10 @@
 //! | SGLang | 0.4 | `token_usage`, `num_used_tokens`; `model_name` is the only label |
 //! | SGLang | 0.5 | also `max_total_num_tokens` and, in later ones, `num_pages` and `page_size`; `tp_rank`, `pp_rank`, and `dp_rank` with data parallelism |
 //!
-//! SGLang needs `--enable-metrics`; without it there is no `/metrics`. vLLM
-//! with `--disable-log-stats` has one without these metrics: such a scrape
-//! fails.
+//! SGLang needs `--enable-metrics`; without it there is no `/metrics`. Its
+//! `/v1/loads?format=prometheus`, which needs no option, is understood too.
+//! vLLM with `--disable-log-stats` has a `/metrics` without these: such a
+//! scrape fails.
 //!
 //! # How it becomes load
 //!

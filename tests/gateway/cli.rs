@@ -12,7 +12,7 @@ use overload_examples::{
     gateway::{GatewayArgs, GatewayConfig},
 };
 use serde_json::{Value, json};
-use std::ffi::OsString;
+use std::{ffi::OsString, time::Duration};
 use tokio::{net::TcpListener, process::Command};
 
 const DECODE: &str = "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD";
@@ -135,6 +135,18 @@ async fn workers_of_one_id_are_refused() {
         "worker-1=http://127.0.0.1:2",
     ];
     assert!(config(&apart, &[]).is_ok());
+}
+
+#[test]
+fn metrics_are_read_only_if_asked_for_each_second_or_as_often_as_asked() {
+    let scrape = |flags: &[&str]| config(flags, &[]).unwrap().scrape;
+    assert_eq!(scrape(&[]), None);
+    assert_eq!(scrape(&["--scrape-interval-ms", "250"]), None);
+    assert_eq!(scrape(&["--scrape"]), Some(Duration::from_secs(1)));
+    assert_eq!(
+        scrape(&["--scrape", "--scrape-interval-ms", "250"]),
+        Some(Duration::from_millis(250))
+    );
 }
 
 #[tokio::test]
