@@ -175,6 +175,10 @@ table! {
         "Load events that were dropped, by reason.";
     LOAD_SOURCES = "frontend_load_sources_connected", Gauge, [],
         "Sources of load events that are connected.";
+    SCRAPES = "frontend_scrapes_total", Counter, ["outcome"],
+        "Scrapes of workers' own metrics, by outcome; one that failed says nothing of the worker's load.";
+    SCRAPE_VALUES_IGNORED = "frontend_scrape_values_ignored_total", Counter, [],
+        "Lines and values of scraped metrics that could not be read or were not possible.";
     WORKERS_WITHOUT_SIGNAL = "frontend_workers_without_signal", Gauge, ["model", "threshold"],
         "Workers whose reports could never have reached a threshold that is set: nothing but zeros, or no known capacity.";
     WORKER_REJECTIONS = "rejection_request_total", Counter, [],

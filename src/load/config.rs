@@ -88,8 +88,16 @@ impl WorkerConfig {
         }
     }
 
+    /// The same configuration for other ranks: at least one, ascending, distinct
+    /// and no more than [`MAX_RANKS`](Self::MAX_RANKS).
+    #[cfg(feature = "scrape")]
+    pub(crate) fn with_ranks(mut self, ranks: Vec<u32>) -> Self {
+        self.ranks = ranks;
+        self
+    }
+
     /// The capacities as they were given.
-    pub(super) fn given(&self) -> (Option<u64>, Option<u64>) {
+    pub(crate) fn given(&self) -> (Option<u64>, Option<u64>) {
         (self.kv_total_blocks, self.max_num_batched_tokens)
     }
 

@@ -12,7 +12,7 @@ use overload_examples::{
     gateway::{GatewayArgs, GatewayConfig},
 };
 use serde_json::{Value, json};
-use std::ffi::OsString;
+use std::{ffi::OsString, time::Duration};
 use tokio::{net::TcpListener, process::Command};
 
 const DECODE: &str = "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD";
@@ -99,6 +99,7 @@ async fn a_bad_option_is_named_with_its_value_and_what_is_allowed() {
         ("--lease-ms", "86400001", "to 86400000"),
         ("--stale-after-ms", "soon", "from 0 to"),
         ("--registration-ttl-ms", "0", "from 1 to"),
+        ("--scrape-interval-ms", "0", "from 1 to"),
         ("--max-wait-ms", "1.5", "from 0 to"),
         ("--retry-refused", "65", "from 0 to 64"),
         ("--max-body-bytes", "0", "from 1 to"),
@@ -134,6 +135,18 @@ async fn workers_of_one_id_are_refused() {
         "worker-1=http://127.0.0.1:2",
     ];
     assert!(config(&apart, &[]).is_ok());
+}
+
+#[test]
+fn metrics_are_read_only_if_asked_for_each_second_or_as_often_as_asked() {
+    let scrape = |flags: &[&str]| config(flags, &[]).unwrap().scrape;
+    assert_eq!(scrape(&[]), None);
+    assert_eq!(scrape(&["--scrape-interval-ms", "250"]), None);
+    assert_eq!(scrape(&["--scrape"]), Some(Duration::from_secs(1)));
+    assert_eq!(
+        scrape(&["--scrape", "--scrape-interval-ms", "250"]),
+        Some(Duration::from_millis(250))
+    );
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ mod models;
 mod process;
 mod public;
 mod restart;
+mod scrape;
 mod sdk;
 #[path = "../support/serving.rs"]
 mod serving;

@@ -24,6 +24,20 @@ pub struct Ledger {
 struct Rank {
     prefill_tokens: AtomicU64,
     kv_blocks: AtomicU64,
+    running: AtomicU64,
+    served: AtomicU64,
+    served_prompt_tokens: AtomicU64,
+}
+
+/// The requests of one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankRequests {
+    /// Requests in the engine.
+    pub running: u64,
+    /// Requests that have left it, finished or not.
+    pub served: u64,
+    /// The tokens of their prompts.
+    pub served_prompt_tokens: u64,
 }
 
 /// What is occupied on one rank.
@@ -56,10 +70,12 @@ impl Ledger {
             .prefill_tokens
             .fetch_add(prompt_tokens, Ordering::Relaxed);
         counts.kv_blocks.fetch_add(blocks, Ordering::Relaxed);
+        counts.running.fetch_add(1, Ordering::Relaxed);
         self.changed.notify_one();
         Occupancy {
             ledger: Arc::clone(self),
             rank,
+            prompt_tokens,
             prefill_tokens: prompt_tokens,
             tokens: prompt_tokens,
             blocks,
@@ -71,6 +87,15 @@ impl Ledger {
         self.ranks.iter().map(|rank| RankLoad {
             prefill_tokens: rank.prefill_tokens.load(Ordering::Relaxed),
             kv_blocks: rank.kv_blocks.load(Ordering::Relaxed),
+        })
+    }
+
+    /// The requests there are and have been, by rank.
+    pub fn requests(&self) -> impl Iterator<Item = RankRequests> + '_ {
+        self.ranks.iter().map(|rank| RankRequests {
+            running: rank.running.load(Ordering::Relaxed),
+            served: rank.served.load(Ordering::Relaxed),
+            served_prompt_tokens: rank.served_prompt_tokens.load(Ordering::Relaxed),
         })
     }
 
@@ -88,6 +113,7 @@ impl Ledger {
 pub struct Occupancy {
     ledger: Arc<Ledger>,
     rank: usize,
+    prompt_tokens: u64,
     prefill_tokens: u64,
     tokens: u64,
     blocks: u64,
@@ -131,9 +157,13 @@ impl Occupancy {
 impl Drop for Occupancy {
     fn drop(&mut self) {
         self.end_prefill();
-        self.counts()
-            .kv_blocks
-            .fetch_sub(self.blocks, Ordering::Relaxed);
+        let counts = self.counts();
+        counts.kv_blocks.fetch_sub(self.blocks, Ordering::Relaxed);
+        counts.running.fetch_sub(1, Ordering::Relaxed);
+        counts.served.fetch_add(1, Ordering::Relaxed);
+        counts
+            .served_prompt_tokens
+            .fetch_add(self.prompt_tokens, Ordering::Relaxed);
         self.ledger.changed.notify_one();
     }
 }
@@ -180,6 +210,28 @@ mod tests {
         assert_eq!(loads(&ledger), [(100, 7)]);
         drop(second);
         assert_eq!(loads(&ledger), [(0, 0)]);
+    }
+
+    #[test]
+    fn requests_are_running_until_they_are_served() {
+        let ledger = ledger(1);
+        let requests = || ledger.requests().next().unwrap();
+        let first = ledger.enter(10);
+        let _second = ledger.enter(5);
+        assert_eq!(
+            requests(),
+            RankRequests {
+                running: 2,
+                ..RankRequests::default()
+            }
+        );
+        drop(first);
+        let one_left = RankRequests {
+            running: 1,
+            served: 1,
+            served_prompt_tokens: 10,
+        };
+        assert_eq!(requests(), one_left);
     }
 
     #[test]

@@ -13,7 +13,7 @@ mod ledger;
 mod timing;
 
 pub use generation::Generation;
-pub use ledger::{Ledger, Occupancy, RankLoad};
+pub use ledger::{Ledger, Occupancy, RankLoad, RankRequests};
 pub use timing::Timing;
 
 /// The text of the `n`th token (from 0) of every answer.

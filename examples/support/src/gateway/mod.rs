@@ -13,6 +13,7 @@ mod json;
 mod options;
 mod public;
 mod registry;
+mod scrape;
 mod stack;
 
 pub use options::GatewayArgs;
@@ -64,6 +65,9 @@ pub struct GatewayConfig {
     pub stale_after: Option<Duration>,
     /// A registered worker that is silent for this long is removed.
     pub registration_ttl: Duration,
+    /// How often the metrics of each worker are read for its load; `None` for
+    /// never.
+    pub scrape: Option<Duration>,
     /// How long a request waits at most for a worker to become ready.
     pub max_wait: Duration,
     /// How often a request that a worker refused is offered to another.
@@ -87,6 +91,7 @@ impl Default for GatewayConfig {
             lease: Duration::from_secs(1),
             stale_after: Some(Duration::from_secs(30)),
             registration_ttl: Duration::from_secs(10),
+            scrape: None,
             max_wait: Duration::from_secs(3),
             retry_refused: 1,
             max_body_bytes: 10 * 1024 * 1024,
@@ -155,6 +160,9 @@ impl Gateway {
                 .map_err(|refused| io::Error::other(format!("worker {id}: {refused}")))?;
         }
         let registry = Arc::new(registry);
+        if let Some(interval) = config.scrape {
+            registry.scrape(interval);
+        }
         let mut upkeep = JoinSet::new();
         upkeep.spawn(registry.clone().expire_registrations());
         upkeep.spawn(registry.clone().keep_metrics_small());

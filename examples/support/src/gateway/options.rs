@@ -103,6 +103,15 @@ pub struct GatewayArgs {
     #[arg(long, default_value = "10000", value_name = "MS", value_parser = whole(1..=DAY_MS))]
     registration_ttl_ms: u64,
 
+    /// Read the load of workers that do not report it, such as vLLM and
+    /// SGLang, from their /metrics
+    #[arg(long)]
+    scrape: bool,
+
+    /// How long after one reading of a worker's metrics the next one is, in ms
+    #[arg(long, default_value = "1000", value_name = "MS", value_parser = whole(1..=DAY_MS))]
+    scrape_interval_ms: u64,
+
     /// How long a request waits at most for a worker to become ready, in ms
     #[arg(long, default_value = "3000", value_name = "MS", value_parser = whole(0..=DAY_MS))]
     max_wait_ms: u64,
@@ -231,6 +240,9 @@ impl GatewayArgs {
             stale_after: (self.stale_after_ms > 0)
                 .then(|| Duration::from_millis(self.stale_after_ms)),
             registration_ttl: Duration::from_millis(self.registration_ttl_ms),
+            scrape: self
+                .scrape
+                .then(|| Duration::from_millis(self.scrape_interval_ms)),
             max_wait: Duration::from_millis(self.max_wait_ms),
             retry_refused: self.retry_refused,
             max_body_bytes: self.max_body_bytes,

@@ -1,4 +1,7 @@
-use super::stack::{Id, Stack, StackOptions, WorkerClient, stack};
+use super::{
+    scrape::{Given, Metrics, Scraping},
+    stack::{Id, Stack, StackOptions, WorkerClient, stack},
+};
 use crate::{
     cli,
     client::{self, HttpClient},
@@ -10,15 +13,19 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    fmt, mem,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
-use tokio::time::{Instant, interval, sleep_until};
+use tokio::{
+    task,
+    time::{Instant, interval, sleep_until},
+};
 use tower_overload::{
     busy::{BusySet, DrainMark, Mark, Members, Roster, WorkerMarks},
     load::{LoadEvent, ModelThresholds, Observed, ThresholdUpdate, WorkerConfig, WorkerMonitor},
     metrics::{Prefix, describe},
+    scrape::{EngineReport, WaitingTokens},
     status::{AnswerAll, KnownModels, Model, OverloadStatusLayer},
 };
 
@@ -45,6 +52,8 @@ pub(super) struct Registry {
     workers: Mutex<BTreeMap<Id, Registered>>,
     /// Read by every request; models are added and never removed.
     models: RwLock<HashMap<Arc<str>, Arc<ServedModel>>>,
+    /// If workers' metrics are read.
+    scraping: OnceLock<Scraping>,
 }
 
 /// One model: the workers that serve it are behind its stack.
@@ -60,6 +69,10 @@ pub(super) struct ServedModel {
 struct Registered {
     url: Uri,
     models: Vec<Arc<ServedModel>>,
+    given: Given,
+    /// What is given, and the rest from the worker's metrics.
+    config: WorkerConfig,
+    metrics: Metrics,
     /// Keep requests away while they live.
     _drains: Vec<DrainMark>,
     /// `None`: from the command line, never removed for its silence.
@@ -72,8 +85,7 @@ struct Registered {
 #[serde(deny_unknown_fields)]
 pub(super) struct Registration {
     url: String,
-    #[serde(default = "one_rank")]
-    dp_ranks: Vec<u32>,
+    dp_ranks: Option<Vec<u32>>,
     kv_total_blocks: Option<u64>,
     max_num_batched_tokens: Option<u64>,
     #[serde(default)]
@@ -81,16 +93,12 @@ pub(super) struct Registration {
     models: Option<Vec<String>>,
 }
 
-fn one_rank() -> Vec<u32> {
-    vec![0]
-}
-
 impl Registration {
     /// A worker from the command line, of which only the address is known.
     pub(super) fn at(url: &Uri) -> Self {
         Self {
             url: url.to_string(),
-            dp_ranks: one_rank(),
+            dp_ranks: None,
             kv_total_blocks: None,
             max_num_batched_tokens: None,
             draining: false,
@@ -177,6 +185,7 @@ impl Registry {
             recorder,
             workers: Mutex::new(BTreeMap::new()),
             models: RwLock::new(HashMap::new()),
+            scraping: OnceLock::new(),
         };
         registry.ensure_model(&default_model)?;
         Ok(registry)
@@ -278,10 +287,12 @@ impl Registry {
             .map_err(|expected| Refused(format!("url is {:?}: {expected}", registration.url)))?;
         let service = WorkerClient::new(self.client.clone(), &url)
             .ok_or_else(|| Refused(format!("url is {url}: it has no host")))?;
-        let config = WorkerConfig::new(registration.dp_ranks)
+        let has_ranks = registration.dp_ranks.is_some();
+        let config = WorkerConfig::new(registration.dp_ranks.unwrap_or_else(|| vec![0]))
             .map_err(|error| Refused(error.to_string()))?
             .kv_total_blocks(registration.kv_total_blocks)
             .max_num_batched_tokens(registration.max_num_batched_tokens);
+        let given = Given { config, has_ranks };
         let names = registration
             .models
             .unwrap_or_else(|| vec![self.default_model().to_owned()]);
@@ -302,9 +313,17 @@ impl Registry {
         self.check_room_for(&names)?;
         let models: Result<Vec<_>, _> = names.iter().map(|name| self.ensure_model(name)).collect();
         let models = models.map_err(Refused)?;
-        let old = workers.remove(id);
+        let mut old = workers.remove(id);
         let id: Id = id.into();
         let is_same = old.as_ref().is_some_and(|old| old.url == url);
+        let mut metrics = match &mut old {
+            Some(old) if is_same => mem::take(&mut old.metrics),
+            _ => Metrics::default(),
+        };
+        let config = match &metrics.report {
+            Some((report, _)) => given.complete(report),
+            None => given.config.clone(),
+        };
         let (old_models, permanent) = match &old {
             Some(old) => (&*old.models, permanent || old.last_heard.is_none()),
             None => (&[][..], permanent),
@@ -324,9 +343,20 @@ impl Registry {
             }
         }
         let configured = metrics::with_local_recorder(&self.recorder, || {
-            self.monitor.configure(id.clone(), config, &names)
+            if metrics.task.is_none() {
+                let scraping = self.scraping.get();
+                metrics.task = scraping.and_then(|it| it.start(&id, service));
+            }
+            self.monitor.configure(id.clone(), config.clone(), &names)
         });
         debug_assert!(configured.is_ok(), "the models were just made");
+        if let Some((report, read_at)) = &metrics.report {
+            // What was read is a share, and the blocks may be others now.
+            if !metrics.reports_itself(self.options.stale_after) {
+                let loads = report.loads(&id, &config, WaitingTokens::default());
+                self.monitor.observe_all_at(&loads, *read_at);
+            }
+        }
         // Made before the old ones are dropped, so that the worker is not
         // eligible in between.
         let drains = models.iter().filter(|_| registration.draining);
@@ -334,6 +364,9 @@ impl Registry {
         let registered = Registered {
             url,
             models,
+            given,
+            config,
+            metrics,
             _drains: drains,
             last_heard: (!permanent).then(Instant::now),
         };
@@ -386,10 +419,51 @@ impl Registry {
         for event in events {
             if let Some(worker) = workers.get_mut(&event.worker) {
                 worker.last_heard = worker.last_heard.map(|_| now);
+                worker.metrics.reported_itself = Some(now);
             }
         }
         drop(workers);
         self.monitor.observe_all(events)
+    }
+
+    /// Reads the metrics of all workers from now on, each once in an interval.
+    /// Called once.
+    pub(super) fn scrape(self: &Arc<Self>, interval: Duration) {
+        let mut workers = self.workers();
+        let scraping = Scraping::new(Arc::downgrade(self), interval);
+        let scraping = self.scraping.get_or_init(|| scraping);
+        metrics::with_local_recorder(&self.recorder, || {
+            for (id, worker) in &mut *workers {
+                let client = WorkerClient::new(self.client.clone(), &worker.url);
+                worker.metrics.task = client.and_then(|client| scraping.start(id, client));
+            }
+        });
+    }
+
+    /// Takes what a task has read from a worker's metrics. That is no sign
+    /// of the worker's to be kept: a registration says what a worker is and
+    /// whose, and metrics do not.
+    pub(super) fn scraped(&self, id: &Id, by: task::Id, report: EngineReport) {
+        let mut workers = self.workers();
+        let Some(worker) = workers.get_mut(id) else {
+            return;
+        };
+        if !worker.metrics.wants_from(by, self.options.stale_after) {
+            return;
+        }
+        let config = worker.given.complete(&report);
+        if config != worker.config {
+            let names = worker.models.iter().map(|model| &*model.name);
+            let configured = metrics::with_local_recorder(&self.recorder, || {
+                self.monitor.configure(id.clone(), config.clone(), names)
+            });
+            debug_assert!(configured.is_ok(), "models are never removed");
+            worker.config = config;
+        }
+        let loads = report.loads(id, &worker.config, WaitingTokens::default());
+        let now = Instant::now();
+        self.monitor.observe_all_at(&loads, now);
+        worker.metrics.report = Some((report, now));
     }
 
     /// All workers, by id.

@@ -12,7 +12,6 @@ use http::{
     header::{CONTENT_TYPE, HeaderValue},
 };
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use metrics_exporter_prometheus::PrometheusHandle;
 use std::{convert::Infallible, sync::Arc};
 use tower::{Service, ServiceExt};
 
@@ -27,7 +26,11 @@ struct App<S> {
 
 /// Health, metrics and models are outside of `stack`, so that they answer
 /// while it refuses everything.
-pub(super) fn router<S, B>(stack: S, model: String, metrics: PrometheusHandle) -> Router
+pub(super) fn router<S, B>(
+    stack: S,
+    model: String,
+    metrics: impl Fn() -> String + Clone + Send + Sync + 'static,
+) -> Router
 where
     S: Service<http::Request<Generate>, Response = http::Response<B>, Error = Infallible>
         + Clone
@@ -45,7 +48,7 @@ where
     let list = move || std::future::ready(Json(models([&*model])));
     let render = move || async move {
         let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-        ([(CONTENT_TYPE, text)], metrics.render())
+        ([(CONTENT_TYPE, text)], metrics())
     };
     Router::new()
         .route(

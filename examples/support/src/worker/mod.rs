@@ -12,12 +12,14 @@
 //!
 //! Workers share nothing, so several can live in one process; each has its
 //! own metrics on its own `/metrics`, and none touches a recorder that the
-//! application has installed.
+//! application has installed. Those of vLLM that tell its load are among them,
+//! under vLLM's names.
 
 mod engine;
 mod http;
 mod options;
 mod stack;
+mod vllm;
 
 pub use engine::{Engine, EngineBody, EngineFuture};
 pub use options::{WorkerArgs, WorkerConfig};
@@ -80,7 +82,16 @@ impl Worker {
             let engine = Engine::new(Arc::clone(&ledger), config.timing);
             stack(admission, engine, config.register.is_some())
         });
-        let app = http::router(stack, config.model.clone(), recorder.handle());
+        let own = recorder.handle();
+        let vllm = vllm::Exporter {
+            ledger: Arc::clone(&ledger),
+            admission: handle.clone(),
+            model: config.model.clone(),
+            kv_total_blocks: config.kv_total_blocks,
+            kv_block_size: config.kv_block_size,
+        };
+        let metrics = move || own.render() + &vllm.render();
+        let app = http::router(stack, config.model.clone(), metrics);
         let server = Server::on(listener, app)?;
 
         let (leaving, left) = watch::channel(false);
