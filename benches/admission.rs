@@ -1,5 +1,6 @@
-//! What admission costs, side by side with Tower's `LoadShed` over
-//! `ConcurrencyLimit` and with tokio's semaphore.
+//! What admission costs, side by side with what else limits concurrency:
+//! Tower's `ConcurrencyLimit`, `LoadShed` over it, the bulkhead of
+//! `tower-resilience`, and tokio's semaphore.
 //!
 //! ```text
 //! cargo bench --bench admission
@@ -8,13 +9,13 @@
 //! The ratios that matter are printed at the end.
 
 use bytes::Bytes;
-use criterion::Criterion;
+use criterion::{BenchmarkGroup, Criterion, measurement::WallTime};
 use http::Response;
 use http_body::Body;
 use http_body_util::Full;
 use std::{
     convert::Infallible,
-    future::{Future, Ready, ready},
+    future::{Future, Pending, Ready, pending, ready},
     hint::black_box,
     pin::pin,
     sync::{Arc, Barrier},
@@ -23,10 +24,10 @@ use std::{
 };
 use tokio::sync::Semaphore;
 use tower::{
-    BoxError, Layer, Service, limit::ConcurrencyLimit, load::CompleteOnResponse,
-    load_shed::LoadShed,
+    Layer, Service, limit::ConcurrencyLimit, load::CompleteOnResponse, load_shed::LoadShed,
 };
 use tower_overload::admission::{EngineAdmission, EngineAdmissionLayer};
+use tower_resilience_bulkhead::{Bulkhead, BulkheadLayer};
 
 const MANY: usize = 1 << 20;
 
@@ -45,6 +46,24 @@ impl Service<u64> for Echo {
 
     fn call(&mut self, request: u64) -> Self::Future {
         ready(Ok(request))
+    }
+}
+
+/// Never answers.
+#[derive(Clone)]
+struct Stuck;
+
+impl Service<u64> for Stuck {
+    type Response = u64;
+    type Error = Infallible;
+    type Future = Pending<Result<u64, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: u64) -> Self::Future {
+        pending()
     }
 }
 
@@ -71,7 +90,13 @@ fn admission(slots: usize, queue: usize) -> EngineAdmission<Echo, CompleteOnResp
     layer.until_response().layer(Echo)
 }
 
-fn request<S: Service<u64, Error = BoxError>>(service: &mut S) -> Result<S::Response, BoxError> {
+fn bulkhead(slots: usize) -> Bulkhead<Echo> {
+    let layer = BulkheadLayer::builder().max_concurrent_calls(slots);
+    let layer = layer.reject_when_full().build().unwrap();
+    layer.layer(Echo)
+}
+
+fn request<S: Service<u64>>(service: &mut S) -> Result<S::Response, S::Error> {
     let mut cx = Context::from_waker(Waker::noop());
     assert!(service.poll_ready(&mut cx).is_ready());
     let response = pin!(service.call(black_box(1)));
@@ -91,10 +116,25 @@ fn read<B: Body + Unpin>(response: Response<B>) {
 
 fn admitted(c: &mut Criterion) {
     let mut group = c.benchmark_group("admitted");
-    let mut theirs = LoadShed::new(ConcurrencyLimit::new(Echo, MANY));
-    group.bench_function("tower", |b| b.iter(|| request(&mut theirs).unwrap()));
+    let mut limit = ConcurrencyLimit::new(Echo, MANY);
+    group.bench_function("ConcurrencyLimit", |b| {
+        b.iter(|| request(&mut limit).unwrap())
+    });
+    let mut shed = LoadShed::new(ConcurrencyLimit::new(Echo, MANY));
+    group.bench_function("LoadShed_ConcurrencyLimit", |b| {
+        b.iter(|| request(&mut shed).unwrap())
+    });
+    let mut bulkhead = bulkhead(MANY);
+    group.bench_function("bulkhead", |b| b.iter(|| request(&mut bulkhead).unwrap()));
     let mut ours = admission(MANY, 16);
-    group.bench_function("ours", |b| b.iter(|| request(&mut ours).unwrap()));
+    group.bench_function("EngineAdmission", |b| {
+        b.iter(|| request(&mut ours).unwrap())
+    });
+    let layer = EngineAdmissionLayer::new(MANY, 16).unwrap();
+    let mut ours = layer.until_response().backpressure().layer(Echo);
+    group.bench_function("EngineAdmission_backpressure", |b| {
+        b.iter(|| request(&mut ours).unwrap())
+    });
     group.finish();
 }
 
@@ -102,20 +142,65 @@ fn refused(c: &mut Criterion) {
     let mut group = c.benchmark_group("refused");
     let semaphore = Arc::new(Semaphore::new(1));
     let held = semaphore.clone().try_acquire_owned().unwrap();
-    let mut theirs = LoadShed::new(ConcurrencyLimit::with_semaphore(Echo, semaphore));
-    group.bench_function("tower", |b| b.iter(|| request(&mut theirs).unwrap_err()));
+    let mut shed = LoadShed::new(ConcurrencyLimit::with_semaphore(Echo, semaphore));
+    group.bench_function("LoadShed_ConcurrencyLimit", |b| {
+        b.iter(|| request(&mut shed).unwrap_err())
+    });
+    drop(held);
+
+    let layer = BulkheadLayer::builder().max_concurrent_calls(1);
+    let mut bulkhead = layer.reject_when_full().build().unwrap().layer(Stuck);
+    let mut held = bulkhead.call(1);
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(held.as_mut().poll(&mut cx).is_pending());
+    group.bench_function("bulkhead", |b| {
+        b.iter(|| request(&mut bulkhead).unwrap_err())
+    });
     drop(held);
 
     let mut ours = admission(1, 0);
     let held = ours.call(1);
-    group.bench_function("ours", |b| b.iter(|| request(&mut ours).unwrap_err()));
-    drop(held);
-    // The estimate of when to retry is known now.
-    let held = ours.call(1);
-    group.bench_function("ours_with_retry_after", |b| {
+    group.bench_function("EngineAdmission", |b| {
         b.iter(|| request(&mut ours).unwrap_err())
     });
     drop(held);
+    // The estimate of when to retry is known now.
+    let held = ours.call(1);
+    group.bench_function("EngineAdmission_with_retry_after", |b| {
+        b.iter(|| request(&mut ours).unwrap_err())
+    });
+    drop(held);
+    group.finish();
+}
+
+/// A request that waits until another one ends.
+fn handed_over(c: &mut Criterion) {
+    let mut group = c.benchmark_group("handed_over");
+    group.bench_function("ConcurrencyLimit", |b| {
+        let (mut running, mut waiting) = {
+            let one = ConcurrencyLimit::new(Echo, 1);
+            (one.clone(), one)
+        };
+        b.iter(|| {
+            let mut cx = Context::from_waker(Waker::noop());
+            assert!(running.poll_ready(&mut cx).is_ready());
+            let ends = running.call(1);
+            assert!(waiting.poll_ready(&mut cx).is_pending());
+            drop(ends);
+            request(&mut waiting).unwrap()
+        });
+    });
+    group.bench_function("EngineAdmission", |b| {
+        let mut ours = admission(1, 1);
+        b.iter(|| {
+            let mut cx = Context::from_waker(Waker::noop());
+            let ends = ours.call(1);
+            let mut waiting = pin!(ours.call(1));
+            assert!(waiting.as_mut().poll(&mut cx).is_pending());
+            drop(ends);
+            assert!(waiting.poll(&mut cx).is_ready());
+        });
+    });
     group.finish();
 }
 
@@ -127,59 +212,62 @@ fn acquire(semaphore: &Semaphore) {
     }
 }
 
+/// As many threads as cores, each with a clone of the service.
 fn contended(c: &mut Criterion) {
-    let mut group = c.benchmark_group("two_threads");
+    let mut group = c.benchmark_group("contended");
     let semaphore = Semaphore::new(MANY);
     group.bench_function("semaphore", |b| {
-        b.iter_custom(|n| two_threads(n, || (), |()| acquire(&semaphore)))
+        b.iter_custom(|n| on_all_cores(n, || (), |()| acquire(&semaphore)))
     });
-    let theirs = LoadShed::new(ConcurrencyLimit::new(Echo, MANY));
-    group.bench_function("tower", |b| {
-        b.iter_custom(|n| {
-            two_threads(
-                n,
-                || theirs.clone(),
-                |service| {
-                    request(service).unwrap();
-                },
-            )
-        })
-    });
-    let ours = admission(MANY, 16);
-    group.bench_function("ours", |b| {
-        b.iter_custom(|n| {
-            two_threads(
-                n,
-                || ours.clone(),
-                |service| {
-                    request(service).unwrap();
-                },
-            )
-        })
-    });
+    contended_by(
+        &mut group,
+        "ConcurrencyLimit",
+        ConcurrencyLimit::new(Echo, MANY),
+    );
+    let shed = LoadShed::new(ConcurrencyLimit::new(Echo, MANY));
+    contended_by(&mut group, "LoadShed_ConcurrencyLimit", shed);
+    contended_by(&mut group, "bulkhead", bulkhead(MANY));
+    contended_by(&mut group, "EngineAdmission", admission(MANY, 16));
     group.finish();
 }
 
-/// The time of `iterations` of `work` in each of two threads at once, each
-/// with something that it has for itself.
-fn two_threads<T>(iterations: u64, own: impl Fn() -> T, work: impl Fn(&mut T) + Sync) -> Duration
+fn contended_by<S>(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, service: S)
 where
-    T: Send,
+    S: Service<u64> + Clone + Send,
 {
-    let own = [own(), own()].map(std::sync::Mutex::new);
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    let barrier = Barrier::new(3);
+    group.bench_function(name, |b| {
+        b.iter_custom(|n| {
+            on_all_cores(
+                n,
+                || service.clone(),
+                |service| assert!(request(service).is_ok()),
+            )
+        })
+    });
+}
+
+/// The time of `iterations` of `work` in each of as many threads as there are
+/// cores, all at once, each with something that it has for itself.
+fn on_all_cores<T: Send>(
+    iterations: u64,
+    own: impl Fn() -> T,
+    work: impl Fn(&mut T) + Sync,
+) -> Duration {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let barrier = Barrier::new(cores + 1);
+    let (barrier, work) = (&barrier, &work);
     std::thread::scope(|scope| {
-        let threads = [(); 2].map(|()| {
-            scope.spawn(|| {
-                let mine = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                let mut mine = own[mine].lock().unwrap();
-                barrier.wait();
-                for _ in 0..iterations {
-                    work(&mut mine);
-                }
+        let threads: Vec<_> = (0..cores)
+            .map(|_| {
+                let mut own = own();
+                scope.spawn(move || {
+                    barrier.wait();
+                    for _ in 0..iterations {
+                        work(&mut own);
+                    }
+                })
             })
-        });
+            .collect();
         barrier.wait();
         let start = Instant::now();
         for thread in threads {
@@ -192,14 +280,18 @@ where
 fn http(c: &mut Criterion) {
     let mut group = c.benchmark_group("http_body");
     let mut theirs = LoadShed::new(ConcurrencyLimit::new(Page, MANY));
-    group.bench_function("tower", |b| b.iter(|| read(request(&mut theirs).unwrap())));
+    group.bench_function("LoadShed_ConcurrencyLimit", |b| {
+        b.iter(|| read(request(&mut theirs).unwrap()))
+    });
     let mut ours = EngineAdmissionLayer::new(MANY, 16).unwrap().layer(Page);
-    group.bench_function("ours", |b| b.iter(|| read(request(&mut ours).unwrap())));
+    group.bench_function("EngineAdmission", |b| {
+        b.iter(|| read(request(&mut ours).unwrap()))
+    });
     let mut limited = EngineAdmissionLayer::new(MANY, 16)
         .and_then(|layer| layer.with_first_token_limit(MANY))
         .unwrap()
         .layer(Page);
-    group.bench_function("ours_first_token_limit", |b| {
+    group.bench_function("EngineAdmission_first_token_limit", |b| {
         b.iter(|| read(request(&mut limited).unwrap()))
     });
     group.finish();
@@ -280,8 +372,8 @@ fn ratios() {
     let ours = admission(MANY, 16);
     let times = (0..25).map(|_| {
         let n = 20_000;
-        let ours = two_threads(n, || ours.clone(), |s| drop(black_box(request(s))));
-        let theirs = two_threads(n, || (), |()| acquire(&semaphore));
+        let ours = on_all_cores(n, || ours.clone(), |s| drop(black_box(request(s))));
+        let theirs = on_all_cores(n, || (), |()| acquire(&semaphore));
         (
             ours.as_nanos() as f64 / n as f64,
             theirs.as_nanos() as f64 / n as f64,
@@ -290,13 +382,18 @@ fn ratios() {
     let (mut ours, mut theirs): (Vec<f64>, Vec<f64>) = times.unzip();
     ours.sort_by(f64::total_cmp);
     theirs.sort_by(f64::total_cmp);
-    report("two threads, ours / semaphore", (ours[12], theirs[12]), 1.0);
+    report(
+        "on all cores, ours / semaphore",
+        (ours[12], theirs[12]),
+        1.0,
+    );
 }
 
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     admitted(&mut criterion);
     refused(&mut criterion);
+    handed_over(&mut criterion);
     contended(&mut criterion);
     http(&mut criterion);
     recorder(&mut criterion);

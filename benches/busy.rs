@@ -1,4 +1,5 @@
-//! What routing through the busy filter costs, beside plain `Balance`.
+//! What routing through the busy filter costs, beside plain `Balance`, and
+//! both through the `Buffer` that makes them cloneable.
 //!
 //! No metrics recorder is installed. `cargo bench --bench busy` prints the
 //! ratios at the end.
@@ -12,10 +13,13 @@ use std::{
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
+use tokio::runtime::Runtime;
 use tower::{
-    Layer, Service,
+    BoxError, Layer, Service, ServiceExt,
     balance::p2c::Balance,
+    buffer::Buffer,
     load::{CompleteOnResponse, PendingRequestsDiscover},
+    util::BoxService,
 };
 use tower_overload::busy::{
     Balanced, BusyBalance, BusyMark, BusySet, ErrorsOnly, PreCheckLayer, RosterChanges, roster,
@@ -66,9 +70,11 @@ fn filtered(workers: u64, busy: u64) -> (Filtered, BusySet<u64>, Vec<BusyMark>) 
     (filter, set, marks)
 }
 
+type Discovered = PendingRequestsDiscover<RosterChanges<u64, Worker>>;
+
 /// Plain `Balance` over as many workers from the same kind of discovery, as
 /// many of them not ready.
-fn plain(workers: u64, not_ready: u64) -> impl Service<u64, Response = u64> {
+fn plain(workers: u64, not_ready: u64) -> Balance<Discovered, u64> {
     let (roster, changes) = roster();
     for worker in 0..workers {
         let ready = worker >= not_ready;
@@ -120,6 +126,37 @@ fn routed(c: &mut Criterion) {
         }
     }
     group.finish();
+}
+
+/// As a gateway uses them: through the task of a `Buffer`.
+fn buffered(c: &mut Criterion, runtime: &Runtime) {
+    let mut group = c.benchmark_group("buffered");
+    for workers in [8, 512] {
+        let (filter, _set, _marks) = filtered(workers, 0);
+        let kinds = [
+            ("Buffer_Balance", through_buffer(runtime, plain(workers, 0))),
+            ("Buffer_BusyFilter", through_buffer(runtime, filter)),
+        ];
+        for (name, mut service) in kinds {
+            group.bench_function(BenchmarkId::new(name, workers), |b| {
+                b.iter(|| {
+                    runtime.block_on(async {
+                        let ready = service.ready().await.unwrap();
+                        ready.call(black_box(1)).await.unwrap()
+                    })
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+fn through_buffer<S>(runtime: &Runtime, service: S) -> BoxService<u64, u64, BoxError>
+where
+    S: Service<u64, Response = u64, Error = BoxError, Future: Send> + Send + 'static,
+{
+    let _guard = runtime.enter();
+    BoxService::new(Buffer::new(service, 64))
 }
 
 fn refused(c: &mut Criterion) {
@@ -227,6 +264,7 @@ fn main() {
         .sample_size(20)
         .configure_from_args();
     routed(&mut criterion);
+    buffered(&mut criterion, &runtime);
     refused(&mut criterion);
     flips(&mut criterion);
     criterion.final_summary();
