@@ -88,6 +88,7 @@ mod follow;
 mod monitor;
 mod rank;
 mod thresholds;
+pub mod tracker;
 
 pub use config::{InvalidWorkerConfig, WorkerConfig};
 pub use drive::Drive;
