@@ -1,7 +1,7 @@
 //! Random histories of requests, against the sum of those that run, which is
 //! worked out anew after each step.
 
-use crate::support::{Served, SIXTEEN, WORKER, client, known, monitor, send, tracker};
+use crate::support::{SIXTEEN, Served, WORKER, client, known, monitor, send, tracker};
 use bytes::Bytes;
 use futures::FutureExt;
 use http::HeaderMap;

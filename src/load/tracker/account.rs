@@ -271,7 +271,11 @@ mod tests {
         assert_eq!(on(&mut account, Cost::new(9, 3)), 2, "of equals the first");
         assert_eq!(on(&mut account, Cost::new(1, 1)), 5);
         assert_eq!(on(&mut account, Cost::new(1, 2)), 5);
-        assert_eq!(on(&mut account, Cost::new(0, 0)), 5, "as many blocks, fewer tokens");
+        assert_eq!(
+            on(&mut account, Cost::new(0, 0)),
+            5,
+            "as many blocks, fewer tokens"
+        );
         assert_eq!(on(&mut account, Cost::new(1, 9).on_rank(7)), 7);
         let mut all = reports(&mut account);
         all.sort_unstable();

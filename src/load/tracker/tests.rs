@@ -29,7 +29,11 @@ type Answer = Result<Response<Full<bytes::Bytes>>, Infallible>;
 type Client = ServiceFn<fn(Request<Cost>) -> Ready<Answer>>;
 
 fn service(layer: &TrackLoadLayer<OfRequest>) -> TrackLoad<Client, OfRequest> {
-    let token = |_| ready(Ok(Response::new(Full::new(bytes::Bytes::from_static(b"token")))));
+    let token = |_| {
+        ready(Ok(Response::new(Full::new(bytes::Bytes::from_static(
+            b"token",
+        )))))
+    };
     layer.layer(service_fn(token))
 }
 
