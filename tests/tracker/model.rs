@@ -89,8 +89,8 @@ proptest! {
         let monitor = monitor(RANKS);
         let tracker = tracker(&monitor).track_output_blocks(SIXTEEN);
         let (mut client, served) = client(&tracker.layer(WORKER).ranks(RANKS));
-        let mut waiting = Vec::new();
-        let mut running = Vec::new();
+        let mut waiting: Vec<(Plain, _, Served)> = Vec::new();
+        let mut running: Vec<(Plain, _, Served)> = Vec::new();
         let mut unreported = false;
         for step in steps {
             match step {
@@ -113,7 +113,7 @@ proptest! {
                         cost = cost.on_rank(rank);
                     }
                     let future = send(&mut client, cost);
-                    let worker: Served = served.try_recv().unwrap();
+                    let worker = served.try_recv().unwrap();
                     waiting.push((plain, future, worker));
                 }
                 Step::Head(n, status) if n < waiting.len() => {
