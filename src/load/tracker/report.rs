@@ -165,7 +165,11 @@ mod tests {
         let mut told = Vec::new();
         let mut more = Some(Cost::new(2, 1));
         let mut inner = FirstPanic::default();
-        let begin = |cost| move |account: &mut Account| drop(account.begin(cost));
+        let begin = |cost| {
+            move |account: &mut Account| {
+                account.begin(cost);
+            }
+        };
         reports.change(
             begin(Cost::new(1, 1)),
             |event| {
@@ -203,8 +207,13 @@ mod tests {
         let resumed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| panic.resume()));
         assert!(resumed.is_err(), "it is not swallowed");
         let mut told = 0;
-        let begin = |account: &mut Account| drop(account.begin(Cost::new(1, 1)));
-        reports.change(begin, |_| told += 1, &mut FirstPanic::default());
+        reports.change(
+            |account| {
+                account.begin(Cost::new(1, 1));
+            },
+            |_| told += 1,
+            &mut FirstPanic::default(),
+        );
         assert_eq!(told, 1, "the duty was given back");
     }
 }
