@@ -34,24 +34,25 @@ fn config(thresholds: ThresholdUpdate) -> GatewayConfig {
     }
 }
 
-/// The other end of the last response's body.
-type Output = Arc<Mutex<Option<UnboundedSender<Result<Bytes, Infallible>>>>>;
+/// The other ends of the responses' bodies.
+type Output = Arc<Mutex<Vec<UnboundedSender<Result<Bytes, Infallible>>>>>;
 
 /// A worker whose streams are written by the test.
 async fn streaming() -> (Stub, Output) {
     let output = Output::default();
-    let last = output.clone();
+    let running = output.clone();
     let stub = Stub::start(move |_| {
         let (frames, body) = unbounded();
-        *last.lock().unwrap() = Some(frames);
+        running.lock().unwrap().push(frames);
         Response::new(Body::from_stream(body))
     });
     (stub.await, output)
 }
 
+/// Writes to the last one.
 fn write(output: &Output, event: &'static str) {
     let output = output.lock().unwrap();
-    let frames = output.as_ref().expect("a response is running");
+    let frames = output.last().expect("a response is running");
     frames.unbounded_send(Ok(Bytes::from(event))).unwrap();
 }
 
@@ -116,7 +117,7 @@ async fn a_long_prompt_makes_a_worker_without_telemetry_busy_until_the_first_fra
     read(&mut long).await.unwrap();
     assert_eq!(fleet.counts("a").await, (0, 13));
     assert!(!fleet.busy("a").await);
-    *output.lock().unwrap() = None;
+    output.lock().unwrap().clear();
     assert_eq!(read(&mut long).await, None);
     assert_eq!(fleet.counts("a").await, (0, 0));
     assert!(!fleet.refused().await);
@@ -151,7 +152,7 @@ async fn the_blocks_of_prompt_and_output_make_a_worker_busy_until_the_end() {
         fleet.counts("a").await == (0, 7)
     })
     .await;
-    *output.lock().unwrap() = None;
+    output.lock().unwrap().clear();
     while read(&mut running).await.is_some() {}
     assert_eq!(fleet.counts("a").await, (0, 0));
     assert!(!fleet.refused().await);
