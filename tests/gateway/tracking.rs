@@ -2,7 +2,7 @@
 //! that say nothing of theirs.
 
 use crate::{
-    serving::{Client, value},
+    serving::{Client, STUCK, value},
     support::{CHAT, COMPLETIONS, Fleet, JSON, OVERLOADED, Stub, eventually},
 };
 use axum::body::Body;
@@ -229,6 +229,34 @@ async fn of_what_a_worker_reports_only_its_own_blocks_are_taken() {
         ];
         assert_eq!(names.map(|name| rank[name].clone()), expected);
     }
+}
+
+#[tokio::test]
+async fn of_a_workers_metrics_only_its_own_blocks_are_taken() {
+    let worker = crate::serving::worker(None, STUCK).await;
+    let fleet = Fleet::start(GatewayConfig {
+        workers: vec![("a".into(), worker.url().parse().unwrap())],
+        scrape: Some(Duration::from_millis(10)),
+        ..config(ThresholdUpdate::new())
+    })
+    .await;
+    let rank = async || fleet.worker("a").await.unwrap()["ranks"][0].clone();
+    eventually("its metrics are read", async || {
+        rank().await["kv_used_blocks"] == 0
+    })
+    .await;
+    let known = rank().await;
+    assert_eq!(known["active_prefill_tokens"], Value::Null, "{known}");
+    let running = fleet.public.start(2).await;
+    eventually("they are read again", async || {
+        rank().await["kv_used_blocks"] == 1
+    })
+    .await;
+    let known = rank().await;
+    assert_eq!(known["active_decode_blocks"], 1, "the prompt's: {known}");
+    drop(running);
+    eventually("it is gone", async || rank().await["kv_used_blocks"] == 0).await;
+    assert_eq!(rank().await["active_decode_blocks"], 0);
 }
 
 #[tokio::test]
