@@ -43,6 +43,12 @@
 //! the other, and either is enough. A rank that never reported is free. A
 //! check whose capacity is unknown or 0 cannot hold.
 //!
+//! # What nobody reports
+//!
+//! An engine may have no telemetry, and reports of any arrive late. A gateway
+//! can count the load of the requests that it has sent by itself, see
+//! [`tracker`].
+//!
 //! # Evidence ages
 //!
 //! A count is good for 30 s after the event that reported it
@@ -88,6 +94,7 @@ mod follow;
 mod monitor;
 mod rank;
 mod thresholds;
+pub mod tracker;
 
 pub use config::{InvalidWorkerConfig, WorkerConfig};
 pub use drive::Drive;

@@ -1225,6 +1225,12 @@ impl fmt::Display for UnknownModel {
 
 impl std::error::Error for UnknownModel {}
 
+impl<K> WorkerMonitor<K> {
+    pub(super) fn stale_after(&self) -> Option<Duration> {
+        self.inner.stale_after
+    }
+}
+
 impl<K: WorkerId> Default for WorkerMonitor<K> {
     fn default() -> Self {
         Self::new()

@@ -103,6 +103,9 @@ async fn a_bad_option_is_named_with_its_value_and_what_is_allowed() {
         ("--max-wait-ms", "1.5", "from 0 to"),
         ("--retry-refused", "65", "from 0 to 64"),
         ("--max-body-bytes", "0", "from 1 to"),
+        ("--worker-kv-total-blocks", "0", "from 1 to"),
+        ("--worker-max-num-batched-tokens", "-1", "from 1 to"),
+        ("--router-block-size", "0", "from 1 to"),
     ] {
         let first = refusal(example("gateway").args([option, bad])).await;
         for part in [option, bad, allowed] {
@@ -156,6 +159,19 @@ async fn options_that_exclude_each_other_are_named() {
     for part in ["--no-embedded-workers", "--embedded-workers"] {
         assert!(first.contains(part), "{first}");
     }
+}
+
+#[test]
+fn load_is_counted_by_requests_if_a_flag_asks_for_it() {
+    let tracking = |flags: &[&str]| {
+        let tracking = config(flags, &[]).unwrap().router_tracking?;
+        Some((tracking.block_size.get(), tracking.output_blocks))
+    };
+    assert_eq!(tracking(&[]), None);
+    assert_eq!(tracking(&["--router-block-size", "32"]), None);
+    assert_eq!(tracking(&["--router-track-load"]), Some((16, false)));
+    let output = ["--router-track-output-blocks", "--router-block-size", "32"];
+    assert_eq!(tracking(&output), Some((32, true)), "it is enough alone");
 }
 
 #[tokio::test]

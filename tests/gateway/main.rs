@@ -17,3 +17,4 @@ mod sdk;
 mod serving;
 mod soak;
 mod support;
+mod tracking;

@@ -15,9 +15,11 @@ mod public;
 mod registry;
 mod scrape;
 mod stack;
+mod tracking;
 
 pub use options::GatewayArgs;
 pub use stack::Id;
+pub use tracking::RouterTracking;
 
 use crate::{
     serve::{Server, listen},
@@ -51,6 +53,10 @@ pub struct GatewayConfig {
     pub model: String,
     /// Workers that are there from the start and never expire.
     pub workers: Vec<(String, Uri)>,
+    /// KV blocks of each of them.
+    pub worker_kv_total_blocks: Option<u64>,
+    /// Prompt tokens that each of them takes in one step.
+    pub worker_max_num_batched_tokens: Option<u64>,
     /// How many mock workers run in this process.
     pub embedded_workers: usize,
     /// How they are set up; their ids, addresses and gateway are filled in.
@@ -74,6 +80,9 @@ pub struct GatewayConfig {
     pub retry_refused: usize,
     /// The longest body of a request.
     pub max_body_bytes: usize,
+    /// How load is counted by the requests that were sent, in place of the
+    /// same counts that workers report; `None`: it is not.
+    pub router_tracking: Option<RouterTracking>,
 }
 
 impl Default for GatewayConfig {
@@ -84,6 +93,8 @@ impl Default for GatewayConfig {
             admin_listen: any_port,
             model: "tiny".into(),
             workers: Vec::new(),
+            worker_kv_total_blocks: None,
+            worker_max_num_batched_tokens: None,
             embedded_workers: 0,
             embedded: WorkerConfig::default(),
             thresholds: ThresholdUpdate::new(),
@@ -95,6 +106,7 @@ impl Default for GatewayConfig {
             max_wait: Duration::from_secs(3),
             retry_refused: 1,
             max_body_bytes: 10 * 1024 * 1024,
+            router_tracking: None,
         }
     }
 }
@@ -145,6 +157,7 @@ impl Gateway {
             lease: config.lease,
             stale_after: config.stale_after,
             registration_ttl: config.registration_ttl,
+            tracking: config.router_tracking,
             stack: StackOptions {
                 max_wait: config.max_wait,
                 retry_refused: config.retry_refused,
@@ -154,9 +167,16 @@ impl Gateway {
         registry
             .update_thresholds(config.thresholds)
             .map_err(io::Error::other)?;
+        let registration = |url| {
+            let (blocks, tokens) = (
+                config.worker_kv_total_blocks,
+                config.worker_max_num_batched_tokens,
+            );
+            Registration::at(url).with_capacity(blocks, tokens)
+        };
         for (id, url) in &config.workers {
             registry
-                .register(id, Registration::at(url), true)
+                .register(id, registration(url), true)
                 .map_err(|refused| io::Error::other(format!("worker {id}: {refused}")))?;
         }
         let registry = Arc::new(registry);
@@ -166,6 +186,10 @@ impl Gateway {
         let mut upkeep = JoinSet::new();
         upkeep.spawn(registry.clone().expire_registrations());
         upkeep.spawn(registry.clone().keep_metrics_small());
+        if let Some(tracking) = registry.tracking() {
+            let fresh = tracking.keep_fresh();
+            upkeep.spawn(async { match fresh.await {} });
+        }
 
         let admin = Server::on(admin, admin::router(registry.clone()))?;
         let admin_url = url_of(admin.address());

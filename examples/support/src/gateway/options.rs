@@ -1,4 +1,4 @@
-use super::{GatewayConfig, embedded_id};
+use super::{GatewayConfig, RouterTracking, embedded_id};
 use crate::{
     cli::{Lookup, UsageError, address, base_url, flag_or_env, name, rate, whole},
     engine::Timing,
@@ -35,6 +35,14 @@ pub struct GatewayArgs {
     /// A worker that is there from the start and never expires (repeatable)
     #[arg(long = "worker", value_name = "ID=URL", value_parser = worker)]
     workers: Vec<(String, Uri)>,
+
+    /// KV blocks of each rank of a --worker [default: not known]
+    #[arg(long, value_name = "BLOCKS", value_parser = whole(1..=MOST))]
+    worker_kv_total_blocks: Option<u64>,
+
+    /// Prompt tokens that each rank of a --worker takes in one step [default: not known]
+    #[arg(long, value_name = "TOKENS", value_parser = whole(1..=MOST))]
+    worker_max_num_batched_tokens: Option<u64>,
 
     /// Mock workers in this process [default: 2, or 0 with --worker]
     #[arg(long, value_name = "K", value_parser = whole(0..=256_usize))]
@@ -123,6 +131,19 @@ pub struct GatewayArgs {
     /// The longest body of a request; longer ones are answered with 413
     #[arg(long, default_value = "10485760", value_name = "BYTES", value_parser = whole(1..=1_usize << 30))]
     max_body_bytes: usize,
+
+    /// Count the load of workers by the requests that were sent to them, in
+    /// place of the prefill tokens and decode blocks that they report
+    #[arg(long)]
+    router_track_load: bool,
+
+    /// As --router-track-load, and count the blocks of the output as it streams
+    #[arg(long)]
+    router_track_output_blocks: bool,
+
+    /// Tokens of a KV block of the workers, for --router-track-load
+    #[arg(long, default_value = "16", value_name = "TOKENS", value_parser = whole(NonZeroU64::MIN..=NonZeroU64::new(MOST).unwrap()))]
+    router_block_size: NonZeroU64,
 }
 
 const MOST: u64 = (1 << 53) - 1;
@@ -220,6 +241,8 @@ impl GatewayArgs {
             admin_listen: self.admin_listen,
             model: self.model.clone(),
             workers: self.workers,
+            worker_kv_total_blocks: self.worker_kv_total_blocks,
+            worker_max_num_batched_tokens: self.worker_max_num_batched_tokens,
             embedded_workers,
             embedded: WorkerConfig {
                 model: self.model,
@@ -246,6 +269,12 @@ impl GatewayArgs {
             max_wait: Duration::from_millis(self.max_wait_ms),
             retry_refused: self.retry_refused,
             max_body_bytes: self.max_body_bytes,
+            router_tracking: (self.router_track_load || self.router_track_output_blocks).then_some(
+                RouterTracking {
+                    block_size: self.router_block_size,
+                    output_blocks: self.router_track_output_blocks,
+                },
+            ),
         })
     }
 }

@@ -1,6 +1,9 @@
 //! What clients see: everything under `/v1/` goes to a worker.
 
-use super::registry::Registry;
+use super::{
+    registry::Registry,
+    tracking::{OfPrompt, prompt_tokens_of_bytes},
+};
 use crate::openai::ApiError;
 use axum::{
     Json, Router,
@@ -82,13 +85,21 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
         }
     };
     let registry = &public.registry;
-    let model = match model_of(&parts.headers, &body) {
-        Ok(Some(name)) => registry.model(&name).ok_or(name),
-        Ok(None) => {
+    let read = match registry.tracking() {
+        None => model_of(&parts.headers, &body).map(|name| (name, None)),
+        Some(tracking) => model_and_prompt_of(&parts.headers, &body)
+            .map(|(name, tokens)| (name, Some(tracking.cost(tokens)))),
+    };
+    let (name, cost) = match read {
+        Ok(read) => read,
+        Err(error) => return refuse(error),
+    };
+    let model = match name {
+        Some(name) => registry.model(&name).ok_or(name),
+        None => {
             let name = registry.default_model();
             registry.model(name).ok_or_else(|| name.into())
         }
-        Err(error) => return refuse(error),
     };
     let model = match model {
         Ok(model) => model,
@@ -102,6 +113,9 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
     parts.version = Version::HTTP_11;
     parts.extensions = Extensions::new();
     parts.extensions.insert(model.label.clone());
+    if let Some(cost) = cost {
+        parts.extensions.insert(cost);
+    }
     let request = http::Request::from_parts(parts, Full::new(body));
     let mut response = match model.stack.clone().oneshot(request).await {
         Ok(response) => response,
@@ -217,15 +231,7 @@ struct OfModel<'a> {
 /// What is not said to be something else is taken for JSON, as workers do; and
 /// curl says that everything is a form.
 fn model_of<'a>(headers: &HeaderMap, body: &'a [u8]) -> Result<Option<Cow<'a, str>>, ApiError> {
-    let is_json = headers.get(http::header::CONTENT_TYPE).is_none_or(|value| {
-        let value = value.as_bytes();
-        let kinds: [&[u8]; 3] = [b"application/json", b"application/x-www-form-", b"text/"];
-        kinds.iter().any(|kind| {
-            let start = value.get(..kind.len());
-            start.is_some_and(|start| start.eq_ignore_ascii_case(kind))
-        })
-    });
-    if body.is_empty() || !is_json {
+    if !may_be_json(headers, body) {
         return Ok(None);
     }
     match serde_json::from_slice::<OfModel<'_>>(body) {
@@ -235,6 +241,38 @@ fn model_of<'a>(headers: &HeaderMap, body: &'a [u8]) -> Result<Option<Cow<'a, st
             format!("The body must be a JSON object whose `model` is a string: {error}"),
         )),
     }
+}
+
+/// As [`model_of`], and about how many tokens the prompt has.
+///
+/// What the gateway takes does not depend on whether it counts: a prompt that
+/// it cannot read is for the worker to refuse.
+fn model_and_prompt_of<'a>(
+    headers: &HeaderMap,
+    body: &'a [u8],
+) -> Result<(Option<Cow<'a, str>>, u64), ApiError> {
+    if !may_be_json(headers, body) {
+        return Ok((None, 0));
+    }
+    match serde_json::from_slice::<OfPrompt<'_>>(body) {
+        Ok(of) => {
+            let tokens = of.prompt_tokens();
+            Ok((of.model, tokens))
+        }
+        Err(_) => Ok((model_of(headers, body)?, prompt_tokens_of_bytes(body))),
+    }
+}
+
+fn may_be_json(headers: &HeaderMap, body: &[u8]) -> bool {
+    let is_json = headers.get(http::header::CONTENT_TYPE).is_none_or(|value| {
+        let value = value.as_bytes();
+        let kinds: [&[u8]; 3] = [b"application/json", b"application/x-www-form-", b"text/"];
+        kinds.iter().any(|kind| {
+            let start = value.get(..kind.len());
+            start.is_some_and(|start| start.eq_ignore_ascii_case(kind))
+        })
+    });
+    !body.is_empty() && is_json
 }
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");

@@ -1,6 +1,7 @@
 use super::{
     scrape::{Given, Metrics, Scraping},
     stack::{Id, Stack, StackOptions, WorkerClient, stack},
+    tracking::{RouterTracking, Tracking, WorkerService},
 };
 use crate::{
     cli,
@@ -37,6 +38,7 @@ pub(super) struct RegistryOptions {
     pub(super) lease: Duration,
     pub(super) stale_after: Option<Duration>,
     pub(super) registration_ttl: Duration,
+    pub(super) tracking: Option<RouterTracking>,
     pub(super) stack: StackOptions,
 }
 
@@ -45,6 +47,8 @@ pub(super) struct RegistryOptions {
 pub(super) struct Registry {
     options: RegistryOptions,
     monitor: WorkerMonitor<Id>,
+    /// Counts load by the requests that were sent.
+    tracking: Option<Tracking>,
     status: OverloadStatusLayer<AnswerAll>,
     client: HttpClient<Full<Bytes>>,
     recorder: PrometheusRecorder,
@@ -62,7 +66,7 @@ pub(super) struct ServedModel {
     pub(super) label: Model,
     pub(super) stack: Stack,
     set: BusySet<Id>,
-    roster: Roster<Id, WorkerClient>,
+    roster: Roster<Id, WorkerService>,
     members: Members,
 }
 
@@ -104,6 +108,13 @@ impl Registration {
             draining: false,
             models: None,
         }
+    }
+
+    /// With what its engine can hold, as far as that is known.
+    pub(super) fn with_capacity(mut self, blocks: Option<u64>, tokens: Option<u64>) -> Self {
+        self.kv_total_blocks = blocks;
+        self.max_num_batched_tokens = tokens;
+        self
     }
 }
 
@@ -177,9 +188,11 @@ impl Registry {
                 .map_err(|error| error.to_string())
         })?;
         let default_model = options.default_model.clone();
+        let tracking = options.tracking.map(|how| Tracking::new(&monitor, how));
         let registry = Self {
             options,
             monitor,
+            tracking,
             status,
             client: client::new(Duration::from_secs(1)),
             recorder,
@@ -194,6 +207,11 @@ impl Registry {
     /// The model that a request without one is for.
     pub(super) fn default_model(&self) -> &str {
         &self.options.default_model
+    }
+
+    /// What counts load by the requests that were sent, if anything does.
+    pub(super) fn tracking(&self) -> Option<&Tracking> {
+        self.tracking.as_ref()
     }
 
     /// The model of this name, if any worker has ever served it.
@@ -285,7 +303,7 @@ impl Registry {
         check_name("the id", id)?;
         let url = cli::base_url(&registration.url)
             .map_err(|expected| Refused(format!("url is {:?}: {expected}", registration.url)))?;
-        let service = WorkerClient::new(self.client.clone(), &url)
+        let client = WorkerClient::new(self.client.clone(), &url)
             .ok_or_else(|| Refused(format!("url is {url}: it has no host")))?;
         let has_ranks = registration.dp_ranks.is_some();
         let config = WorkerConfig::new(registration.dp_ranks.unwrap_or_else(|| vec![0]))
@@ -315,6 +333,10 @@ impl Registry {
         let models = models.map_err(Refused)?;
         let mut old = workers.remove(id);
         let id: Id = id.into();
+        let service = match &self.tracking {
+            Some(tracking) => tracking.client(id.clone(), client.clone()),
+            None => WorkerService::Plain(client.clone()),
+        };
         let is_same = old.as_ref().is_some_and(|old| old.url == url);
         let mut metrics = match &mut old {
             Some(old) if is_same => mem::take(&mut old.metrics),
@@ -345,7 +367,7 @@ impl Registry {
         let configured = metrics::with_local_recorder(&self.recorder, || {
             if metrics.task.is_none() {
                 let scraping = self.scraping.get();
-                metrics.task = scraping.and_then(|it| it.start(&id, service));
+                metrics.task = scraping.and_then(|it| it.start(&id, client));
             }
             self.monitor.configure(id.clone(), config.clone(), &names)
         });
@@ -354,8 +376,11 @@ impl Registry {
             // What was read is a share, and the blocks may be others now.
             if !metrics.reports_itself(self.options.stale_after) {
                 let loads = report.loads(&id, &config, WaitingTokens::default());
-                self.monitor.observe_all_at(&loads, *read_at);
+                self.observe_at(&loads, *read_at);
             }
+        }
+        if let Some(tracking) = &self.tracking {
+            tracking.configured(&id, config.ranks());
         }
         // Made before the old ones are dropped, so that the worker is not
         // eligible in between.
@@ -423,7 +448,17 @@ impl Registry {
             }
         }
         drop(workers);
-        self.monitor.observe_all(events)
+        self.observe_at(events, now)
+    }
+
+    /// Has the monitor take what is said of workers' load, without what is
+    /// counted here.
+    fn observe_at(&self, events: &[LoadEvent<Id>], now: Instant) -> Observed {
+        if self.tracking.is_some() {
+            let rest: Vec<_> = events.iter().map(Tracking::rest_of).collect();
+            return self.monitor.observe_all_at(&rest, now);
+        }
+        self.monitor.observe_all_at(events, now)
     }
 
     /// Reads the metrics of all workers from now on, each once in an interval.
@@ -458,11 +493,14 @@ impl Registry {
                 self.monitor.configure(id.clone(), config.clone(), names)
             });
             debug_assert!(configured.is_ok(), "models are never removed");
+            if let Some(tracking) = &self.tracking {
+                tracking.configured(id, config.ranks());
+            }
             worker.config = config;
         }
         let loads = report.loads(id, &worker.config, WaitingTokens::default());
         let now = Instant::now();
-        self.monitor.observe_all_at(&loads, now);
+        self.observe_at(&loads, now);
         worker.metrics.report = Some((report, now));
     }
 
@@ -574,6 +612,7 @@ mod tests {
             lease: Duration::from_secs(1),
             stale_after: None,
             registration_ttl: Duration::from_secs(10),
+            tracking: None,
             stack: StackOptions {
                 max_wait: Duration::from_secs(3),
                 retry_refused: 1,

@@ -27,6 +27,7 @@ use tower_overload::{
     status::{AnswerAll, OverloadStatusLayer},
 };
 
+use super::tracking::WorkerService;
 use crate::client::HttpClient;
 
 /// How a worker is called.
@@ -64,8 +65,8 @@ pub(super) fn stack(
     model: &str,
     options: &StackOptions,
     status: &OverloadStatusLayer<AnswerAll>,
-) -> (Stack, Roster<Id, WorkerClient>, Members) {
-    let (roster, changes): (_, RosterChanges<Id, WorkerClient>) = roster();
+) -> (Stack, Roster<Id, WorkerService>, Members) {
+    let (roster, changes): (_, RosterChanges<Id, WorkerService>) = roster();
     let workers = BusyBalance::new(set)
         // The client of the workers says what a failure means.
         .policy(RefusalPolicy::new().connection_faults(|_| None))
