@@ -16,6 +16,7 @@ mod registry;
 mod scrape;
 mod stack;
 mod tracking;
+mod turns;
 
 pub use options::GatewayArgs;
 pub use stack::Id;

@@ -10,11 +10,12 @@ use axum::{
     body::Body,
     extract::{Request, State},
     response::{IntoResponse, Response},
-    routing::{any, get},
+    routing::get,
 };
 use bytes::{Bytes, BytesMut};
+use futures::poll;
 use http::{
-    Extensions, HeaderMap, HeaderName, Method, StatusCode, Version,
+    HeaderMap, HeaderName, Method, StatusCode, Version,
     header::{
         CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
         TRAILER, TRANSFER_ENCODING, UPGRADE,
@@ -24,7 +25,7 @@ use http::{
 use http_body::Body as _;
 use http_body_util::{BodyExt, Full};
 use serde::Deserialize;
-use std::{borrow::Cow, pin::pin, sync::Arc, time::Duration};
+use std::{borrow::Cow, pin::pin, sync::Arc, task::Poll, time::Duration};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
@@ -39,17 +40,16 @@ struct Public {
 }
 
 /// Health is outside of the stack: it answers while everything is refused.
+///
+/// Requests for workers come to the fallback: a route with a wildcard would
+/// take the path apart, which nobody needs.
 pub(super) fn router(registry: Arc<Registry>, max_body_bytes: usize) -> Router {
     Router::new()
-        .route("/v1/{*path}", any(proxy))
         .route(
             "/health",
             get(|| async { Json(serde_json::json!({"status": "ok"})) }),
         )
-        .fallback(|request: Request| async move {
-            let message = format!("There is no {}", request.uri().path());
-            ApiError::new(StatusCode::NOT_FOUND, message)
-        })
+        .fallback(proxy)
         .method_not_allowed_fallback(|request: Request| async move {
             let message = format!("{} is not allowed here", request.method());
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
@@ -63,6 +63,11 @@ pub(super) fn router(registry: Arc<Registry>, max_body_bytes: usize) -> Router {
 
 async fn proxy(State(public): State<Public>, request: Request) -> Response {
     let (mut parts, body) = request.into_parts();
+    let path = parts.uri.path();
+    if path.strip_prefix("/v1/").is_none_or(str::is_empty) {
+        let message = format!("There is no {path}");
+        return ApiError::new(StatusCode::NOT_FOUND, message).into_response();
+    }
     let is_anthropic = parts.uri.path().starts_with("/v1/messages")
         || parts.headers.contains_key("anthropic-version");
     let refuse = |error: ApiError| {
@@ -75,8 +80,13 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
     if let Err(error) = can_be_sent_on(&parts) {
         return refuse(error);
     }
-    let read = public.memory.read(body, public.max_body_bytes);
-    let (body, _room) = match timeout(BODY_WITHIN, read).await {
+    let mut read = pin!(public.memory.read(body, public.max_body_bytes));
+    // Nearly every body is there already, and needs no timer.
+    let read = match poll!(read.as_mut()) {
+        Poll::Ready(read) => Ok(read),
+        Poll::Pending => timeout(BODY_WITHIN, read).await,
+    };
+    let (body, _room) = match read {
         Ok(Ok(read)) => read,
         Ok(Err(error)) => return refuse(error),
         Err(_) => {
@@ -111,7 +121,7 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
         parts.headers.remove(name);
     }
     parts.version = Version::HTTP_11;
-    parts.extensions = Extensions::new();
+    parts.extensions.clear();
     parts.extensions.insert(model.label.clone());
     if let Some(cost) = cost {
         parts.extensions.insert(cost);

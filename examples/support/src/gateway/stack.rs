@@ -1,3 +1,4 @@
+use super::turns::Turns;
 use bytes::Bytes;
 use http::{
     Request, Response, Uri,
@@ -48,18 +49,15 @@ pub(super) struct StackOptions {
     pub(super) retry_refused: usize,
 }
 
-/// Requests that may wait for the balancer, of each model.
-const BUFFER: usize = 1024;
-
 /// The stack of one model, the roster of the workers that serve it, and the
 /// counts of those that the balancer has.
 ///
 /// ```text
-/// status → pre-check → retry → Buffer → busy filter → Balance → worker clients
+/// status → pre-check → retry → Turns → busy filter → Balance → worker clients
 /// ```
 ///
-/// `Buffer` makes the balancer cloneable; what is above it is cloned for each
-/// request, and so can keep one to send it again.
+/// `Turns` makes the balancer cloneable, as Tower's `Buffer` would; what is
+/// above it is cloned for each request, and so can keep one to send it again.
 pub(super) fn stack(
     set: BusySet<Id>,
     model: &str,
@@ -83,8 +81,7 @@ pub(super) fn stack(
         // Above the retry, which copies each request's head.
         .layer(PreCheckLayer::new(members.clone()).model(model))
         .layer(RetryLayer::new(RetryRefused::new(options.retry_refused)))
-        .buffer(BUFFER)
-        .service(workers);
+        .service(Turns::new(workers));
     (BoxCloneSyncService::new(stack), roster, members)
 }
 
