@@ -1,6 +1,7 @@
-use super::{Ledger, Occupancy, Timing};
+use super::{Batch, Ledger, Occupancy, Share, Timing};
 use std::{
     fmt,
+    num::NonZeroU32,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -21,6 +22,8 @@ pub struct Generation {
     tokens: u64,
     generated: u64,
     entered: Instant,
+    share: Option<Share>,
+    interval: NonZeroU32,
     /// Made when the first token is waited for: an infinitely fast engine
     /// registers no timer.
     sleep: Option<Pin<Box<Sleep>>>,
@@ -44,8 +47,26 @@ impl Generation {
             tokens: u64::from(choices.max(1)) * u64::from(tokens_each),
             generated: 0,
             entered: Instant::now(),
+            share: None,
+            interval: NonZeroU32::MIN,
             sleep: None,
         }
+    }
+
+    /// It shares the speed of the engine with what else is in `batch`, from
+    /// now on.
+    #[must_use]
+    pub fn in_batch(mut self, batch: &Arc<Batch>) -> Self {
+        self.share = Some(batch.enter(self.occupancy.rank()));
+        self
+    }
+
+    /// After the first token, the tokens of a choice come `interval` at a
+    /// time, when the last of them is there.
+    #[must_use]
+    pub fn every(mut self, interval: NonZeroU32) -> Self {
+        self.interval = interval;
+        self
     }
 
     /// The tokens of the prompt.
@@ -65,7 +86,11 @@ impl Generation {
             return Poll::Ready(None);
         }
         let place = self.generated / self.choices;
-        let after = self.timing.token_after(self.prompt_tokens, place);
+        let last = self.tokens / self.choices - 1;
+        let seen_with = place.next_multiple_of(u64::from(self.interval.get()));
+        let after = self
+            .timing
+            .token_after(self.prompt_tokens, seen_with.min(last));
         if after > Duration::ZERO {
             ready!(self.poll_reached(cx, after));
         }
@@ -77,20 +102,28 @@ impl Generation {
     }
 
     fn poll_reached(&mut self, cx: &mut Context<'_>, after: Duration) -> Poll<()> {
-        let deadline = self.entered + after;
-        if deadline <= Instant::now() {
-            return Poll::Ready(());
-        }
-        let sleep = match &mut self.sleep {
-            Some(sleep) => {
-                if sleep.deadline() != deadline {
-                    sleep.as_mut().reset(deadline);
-                }
-                sleep
+        loop {
+            let deadline = match &self.share {
+                None => self.entered + after,
+                Some(share) => match share.wait(after) {
+                    Some(wait) => Instant::now() + wait,
+                    None => return Poll::Ready(()),
+                },
+            };
+            if deadline <= Instant::now() {
+                return Poll::Ready(());
             }
-            none => none.insert(Box::pin(tokio::time::sleep_until(deadline))),
-        };
-        sleep.as_mut().poll(cx)
+            let sleep = match &mut self.sleep {
+                Some(sleep) => {
+                    if sleep.deadline() != deadline {
+                        sleep.as_mut().reset(deadline);
+                    }
+                    sleep
+                }
+                none => none.insert(Box::pin(tokio::time::sleep_until(deadline))),
+            };
+            ready!(sleep.as_mut().poll(cx));
+        }
     }
 }
 
@@ -108,7 +141,10 @@ impl fmt::Debug for Generation {
 mod tests {
     use super::*;
     use futures::FutureExt;
-    use std::{future::poll_fn, num::NonZeroU64};
+    use std::{
+        future::poll_fn,
+        num::{NonZeroU64, NonZeroUsize},
+    };
 
     fn ledger() -> Arc<Ledger> {
         Arc::new(Ledger::new(1, NonZeroU64::new(16).unwrap()))
@@ -160,6 +196,32 @@ mod tests {
         }
         assert_eq!(tokens, [(0, 0), (1, 0), (0, 1), (1, 1)]);
         assert_eq!(start.elapsed().as_millis(), 20);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_come_an_interval_at_a_time_and_the_rest_at_the_end() {
+        let start = Instant::now();
+        let interval = NonZeroU32::new(3).unwrap();
+        let mut generation = Generation::enter(&ledger(), SLOW, 100, 1, 6).every(interval);
+        let mut at = Vec::new();
+        while next(&mut generation).await.is_some() {
+            at.push(start.elapsed().as_millis());
+        }
+        assert_eq!(at, [100, 160, 160, 160, 200, 200]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_in_a_batch_of_one_take_twice_as_long_until_one_leaves() {
+        let ledger = ledger();
+        let batch = Arc::new(Batch::new(1, NonZeroUsize::MIN));
+        let start = Instant::now();
+        let enter = || Generation::enter(&ledger, SLOW, 100, 1, 2).in_batch(&batch);
+        let (mut first, second) = (enter(), enter());
+        next(&mut first).await;
+        assert_eq!(start.elapsed().as_millis(), 200);
+        drop(second);
+        next(&mut first).await;
+        assert_eq!(start.elapsed().as_millis(), 220);
     }
 
     #[test]

@@ -6,12 +6,15 @@
 //! prefill; when it leaves, finished or not, its blocks are free again.
 //!
 //! [`Ledger`] is the accounting and [`Timing`] the clockwork, both without
-//! any I/O. [`Generation`] is one request that passes through them.
+//! any I/O. [`Generation`] is one request that passes through them. By itself
+//! each is as fast as if it were alone; a [`Batch`] is what makes them share.
 
+mod batch;
 mod generation;
 mod ledger;
 mod timing;
 
+pub use batch::{Batch, Share};
 pub use generation::Generation;
 pub use ledger::{Ledger, Occupancy, RankLoad, RankRequests};
 pub use timing::Timing;

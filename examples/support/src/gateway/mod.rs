@@ -10,6 +10,7 @@
 
 mod admin;
 mod json;
+mod observer;
 mod options;
 mod public;
 mod registry;
@@ -18,6 +19,7 @@ mod stack;
 mod tracking;
 mod turns;
 
+pub use observer::Observer;
 pub use options::GatewayArgs;
 pub use stack::Id;
 pub use tracking::RouterTracking;
@@ -84,6 +86,8 @@ pub struct GatewayConfig {
     /// How load is counted by the requests that were sent, in place of the
     /// same counts that workers report; `None`: it is not.
     pub router_tracking: Option<RouterTracking>,
+    /// Is told of every answer to a client, and how long it took.
+    pub observer: Option<Observer>,
 }
 
 impl Default for GatewayConfig {
@@ -108,6 +112,7 @@ impl Default for GatewayConfig {
             retry_refused: 1,
             max_body_bytes: 10 * 1024 * 1024,
             router_tracking: None,
+            observer: None,
         }
     }
 }
@@ -209,7 +214,10 @@ impl Gateway {
         timeout(EMBEDDED_WITHIN, registered(&registry, &embedded))
             .await
             .map_err(|_| io::Error::other("the embedded workers do not register"))?;
-        let app = public::router(registry, config.max_body_bytes);
+        let mut app = public::router(registry, config.max_body_bytes);
+        if let Some(observer) = config.observer {
+            app = observer.watch(app);
+        }
         Ok(Self {
             public: Server::on(public, app)?,
             admin,

@@ -275,6 +275,7 @@ impl GatewayArgs {
                     output_blocks: self.router_track_output_blocks,
                 },
             ),
+            observer: None,
         })
     }
 }

@@ -7,24 +7,22 @@
 //! request was due, so a replayer that falls behind does not flatter whom it
 //! measures.
 
+mod open_loop;
 mod options;
 mod report;
 mod request;
 mod trace;
 
+pub use open_loop::open_loop;
 pub use options::{ReplayArgs, Trace};
 pub use report::{Outcome, Pace, Report};
+pub use request::Requests;
 pub use trace::{Arrival, TraceError, parse_trace};
 
-use crate::client;
 use http::Uri;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use request::Requests;
 use std::{sync::Arc, time::Duration};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep_until},
-};
+use tokio::time::Instant;
 
 /// What a good answer is, in the time of the replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,37 +75,29 @@ impl Replay {
         ));
         let objectives = self.objectives.sped_up(self.speedup);
         let bar = progress_bar(self.trace.len());
-        let client = client::new(Duration::from_secs(10));
-        let mut running = JoinSet::new();
-        let mut arrivals = self.trace.iter();
-        let mut next = arrivals.next();
         let mut report = Report::default();
-        let mut stop = std::pin::pin!(stop);
         let start = Instant::now();
-        while next.is_some() || !running.is_empty() {
-            let due = next.map(|arrival| start + sped_up(arrival.at, self.speedup));
-            tokio::select! {
-                biased;
-                () = &mut stop => break,
-                () = sleep_until(due.unwrap_or(start)), if due.is_some() => {
-                    if let (Some(arrival), Some(due)) = (next, due) {
-                        let (requests, client) = (Arc::clone(&requests), client.clone());
-                        let arrival = *arrival;
-                        running.spawn(async move { requests.send(client, arrival, due).await });
-                    }
-                    next = arrivals.next();
-                }
-                Some(ended) = running.join_next() => {
-                    let outcome = ended.unwrap_or_else(|error| Outcome::Failed(error.to_string()));
-                    report.add(outcome, &objectives);
-                    bar.inc(1);
-                    bar.set_message(format!(
-                        "{} ok, {} refused, {} failed",
-                        report.succeeded(), report.refused(), report.failed(),
-                    ));
-                }
-            }
-        }
+        let due = |arrival: &Arrival| start + sped_up(arrival.at, self.speedup);
+        open_loop(
+            self.trace.iter().map(|arrival| (due(arrival), *arrival)),
+            |due, arrival| {
+                let requests = Arc::clone(&requests);
+                async move { requests.send(arrival, due).await }
+            },
+            |ended| {
+                let outcome = ended.unwrap_or_else(|error| Outcome::Failed(error.to_string()));
+                report.add(outcome, &objectives);
+                bar.inc(1);
+                bar.set_message(format!(
+                    "{} ok, {} refused, {} failed",
+                    report.succeeded(),
+                    report.refused(),
+                    report.failed(),
+                ));
+            },
+            stop,
+        )
+        .await;
         bar.finish_and_clear();
         report.finish(start.elapsed());
         report

@@ -10,6 +10,9 @@ pub enum Outcome {
     Refused,
     /// Anything else, in few words.
     Failed(String),
+    /// The client had no more patience. If the first token had arrived, this
+    /// is how long it took, from when it was due.
+    GaveUp(Option<Duration>),
 }
 
 /// When the tokens of an answer arrived.
@@ -45,6 +48,10 @@ impl Report {
             }
             Outcome::Refused => self.refused += 1,
             Outcome::Failed(how) => *self.failures.entry(how).or_default() += 1,
+            Outcome::GaveUp(_) => {
+                let how = "the client gave up".into();
+                *self.failures.entry(how).or_default() += 1;
+            }
         }
     }
 

@@ -1,5 +1,5 @@
 use super::{Arrival, Outcome, Pace};
-use crate::client::HttpClient;
+use crate::client::{self, HttpClient};
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{Method, Request, StatusCode, Uri, header::CONTENT_TYPE};
 use http_body::{Body, Frame, SizeHint};
@@ -11,15 +11,17 @@ use std::{
     task::{Context, Poll},
     time::Duration,
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
+use tower_overload::BoxError;
 
 /// A word of a prompt: as short as one can be.
 const WORD: &[u8] = b"a ";
 const REFUSED: u16 = 529;
 
-/// Makes and sends the requests of a replay.
+/// Makes and sends the requests of a replay, and reads the answers.
 #[derive(Debug)]
-pub(super) struct Requests {
+pub struct Requests {
+    client: HttpClient<Slices>,
     url: String,
     /// All prompts are slices of the longest one.
     words: Bytes,
@@ -28,9 +30,11 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    pub(super) fn new(url: &Uri, model: &str, longest_prompt: Option<u32>) -> Self {
+    /// Requests to the gateway at `url`, with prompts up to the longest one.
+    pub fn new(url: &Uri, model: &str, longest_prompt: Option<u32>) -> Self {
         let words = longest_prompt.unwrap_or(0) as usize;
         Self {
+            client: client::new(Duration::from_secs(10)),
             url: format!("{}/v1/completions", url.to_string().trim_end_matches('/')),
             words: WORD.repeat(words).into(),
             model: serde_json::Value::from(model).to_string(),
@@ -38,42 +42,53 @@ impl Requests {
     }
 
     /// Sends the request of `arrival`, which was due at `due`.
-    pub(super) async fn send(
-        &self,
-        client: HttpClient<Slices>,
-        arrival: Arrival,
-        due: Instant,
-    ) -> Outcome {
-        self.exchange(client, arrival, due)
-            .await
-            .unwrap_or_else(|error| Outcome::Failed(in_few_words(&*error)))
+    pub async fn send(&self, arrival: Arrival, due: Instant) -> Outcome {
+        let mut events = Events::default();
+        let ended = self.exchange(arrival, &mut events).await;
+        Self::outcome(ended, &events, due)
     }
 
+    /// As [`send`](Self::send), but at `until` the client hangs up.
+    pub async fn send_until(&self, arrival: Arrival, due: Instant, until: Instant) -> Outcome {
+        let mut events = Events::default();
+        match timeout_at(until, self.exchange(arrival, &mut events)).await {
+            Ok(ended) => Self::outcome(ended, &events, due),
+            Err(_) => Outcome::GaveUp(events.first.map(|first| first - due)),
+        }
+    }
+
+    fn outcome(ended: Result<StatusCode, BoxError>, events: &Events, due: Instant) -> Outcome {
+        match ended {
+            Ok(StatusCode::OK) => events.outcome(due),
+            Ok(status) if status.as_u16() == REFUSED => Outcome::Refused,
+            Ok(status) => Outcome::Failed(format!("status {}", status.as_u16())),
+            Err(error) => Outcome::Failed(in_few_words(&*error)),
+        }
+    }
+
+    /// Completes with the status, and only after the answer if that is 200.
     async fn exchange(
         &self,
-        client: HttpClient<Slices>,
         arrival: Arrival,
-        due: Instant,
-    ) -> Result<Outcome, tower_overload::BoxError> {
+        events: &mut Events,
+    ) -> Result<StatusCode, BoxError> {
         let request = Request::builder()
             .method(Method::POST)
             .uri(&self.url)
             .header(CONTENT_TYPE, "application/json")
             .body(self.body(arrival))?;
-        let response = client.request(request).await?;
-        match response.status() {
-            StatusCode::OK => {}
-            status if status.as_u16() == REFUSED => return Ok(Outcome::Refused),
-            status => return Ok(Outcome::Failed(format!("status {}", status.as_u16()))),
+        let response = self.client.request(request).await?;
+        let status = response.status();
+        if status != StatusCode::OK {
+            return Ok(status);
         }
         let mut body = response.into_body();
-        let mut events = Events::default();
         while let Some(frame) = body.frame().await {
             if let Some(data) = frame?.data_ref() {
                 events.read(data, Instant::now());
             }
         }
-        Ok(events.outcome(due))
+        Ok(status)
     }
 
     /// The prompt is not copied, whatever its length.
@@ -89,7 +104,7 @@ impl Requests {
 
 /// A request body of three parts that knows its length.
 #[derive(Debug)]
-pub(super) struct Slices([Bytes; 3]);
+struct Slices([Bytes; 3]);
 
 impl Body for Slices {
     type Data = Bytes;

@@ -1,5 +1,5 @@
 use crate::{
-    engine::{Generation, Ledger, Timing},
+    engine::{Batch, Generation, Ledger, Timing},
     openai::{Generate, Reply, Usage},
 };
 use bytes::{Bytes, BytesMut};
@@ -10,6 +10,7 @@ use http::{
 use http_body::{Body, Frame, SizeHint};
 use std::{
     convert::Infallible,
+    num::NonZeroU32,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -24,12 +25,34 @@ use tower::Service;
 pub struct Engine {
     ledger: Arc<Ledger>,
     timing: Timing,
+    batch: Option<Arc<Batch>>,
+    stream_interval: NonZeroU32,
 }
 
 impl Engine {
     /// An engine that is this fast and keeps its accounts in `ledger`.
     pub fn new(ledger: Arc<Ledger>, timing: Timing) -> Self {
-        Self { ledger, timing }
+        Self {
+            ledger,
+            timing,
+            batch: None,
+            stream_interval: NonZeroU32::MIN,
+        }
+    }
+
+    /// Its requests share the speed of `batch`, which has as many ranks as the
+    /// ledger. Without one each is as fast as if it were alone.
+    #[must_use]
+    pub fn batch(mut self, batch: Option<Arc<Batch>>) -> Self {
+        self.batch = batch;
+        self
+    }
+
+    /// After the first token, the tokens of a stream come so many at a time.
+    #[must_use]
+    pub fn stream_interval(mut self, tokens: NonZeroU32) -> Self {
+        self.stream_interval = tokens;
+        self
     }
 }
 
@@ -44,14 +67,19 @@ impl Service<Request<Generate>> for Engine {
 
     fn call(&mut self, request: Request<Generate>) -> EngineFuture {
         let request = request.into_body();
+        let mut generation = Generation::enter(
+            &self.ledger,
+            self.timing,
+            request.prompt_tokens,
+            request.choices,
+            request.max_tokens,
+        )
+        .every(self.stream_interval);
+        if let Some(batch) = &self.batch {
+            generation = generation.in_batch(batch);
+        }
         let running = Running {
-            generation: Generation::enter(
-                &self.ledger,
-                self.timing,
-                request.prompt_tokens,
-                request.choices,
-                request.max_tokens,
-            ),
+            generation,
             reply: Reply::new(&request),
             tokens_each: u64::from(request.max_tokens),
         };

@@ -26,7 +26,7 @@ pub use options::{WorkerArgs, WorkerConfig};
 pub use stack::stack;
 
 use crate::{
-    engine::{Ledger, RankLoad},
+    engine::{Batch, Ledger, RankLoad},
     register::{Registration, Reporter},
     serve::{Server, listen},
 };
@@ -79,7 +79,10 @@ impl Worker {
         let recorder = PrometheusBuilder::new().build_recorder();
         let stack = metrics::with_local_recorder(&recorder, || {
             describe(&Prefix::default());
-            let engine = Engine::new(Arc::clone(&ledger), config.timing);
+            let batch = config.batch.map(|size| Batch::new(config.dp_ranks, size));
+            let engine = Engine::new(Arc::clone(&ledger), config.timing)
+                .batch(batch.map(Arc::new))
+                .stream_interval(config.stream_interval);
             stack(admission, engine, config.register.is_some())
         });
         let own = recorder.handle();

@@ -7,7 +7,7 @@ use http::Uri;
 use std::{
     ffi::OsString,
     net::{Ipv4Addr, SocketAddr},
-    num::NonZeroU64,
+    num::{NonZeroU32, NonZeroU64, NonZeroUsize},
 };
 use tower_overload::admission::{
     ENGINE_REQUEST_LIMIT, Limits, MAX_LIMIT, MIN_QUEUE_LIMIT_IN_ENV, REQUEST_QUEUE_LIMIT,
@@ -30,6 +30,11 @@ pub struct WorkerConfig {
     pub limits: Option<Limits>,
     /// How fast the engine is.
     pub timing: Timing,
+    /// How many requests of a rank have that speed; beyond, they share it
+    /// ([`Batch`](crate::engine::Batch)). `None` for any number.
+    pub batch: Option<NonZeroUsize>,
+    /// How many tokens of a stream come at a time, after the first one.
+    pub stream_interval: NonZeroU32,
     /// The KV blocks of each rank, as told to the gateway.
     pub kv_total_blocks: u64,
     /// The tokens of a KV block.
@@ -55,6 +60,8 @@ impl Default for WorkerConfig {
                 prefill_tokens_per_second: 8000.0,
                 decode_tokens_per_second: 50.0,
             },
+            batch: None,
+            stream_interval: NonZeroU32::MIN,
             kv_total_blocks: 4096,
             kv_block_size: const { NonZeroU64::new(16).unwrap() },
             max_num_batched_tokens: 8192,
@@ -99,6 +106,15 @@ pub struct WorkerArgs {
     /// Generated tokens a second of each request; 0 is infinitely fast
     #[arg(long, default_value = "50", value_name = "RATE", value_parser = rate)]
     decode_tokens_per_second: f64,
+
+    /// How many requests of a rank have that speed; beyond, they share the
+    /// throughput that so many have [default: any number]
+    #[arg(long, value_name = "REQUESTS", value_parser = whole(NonZeroUsize::MIN..=NonZeroUsize::MAX))]
+    batch: Option<NonZeroUsize>,
+
+    /// Tokens of a stream that come at a time, after the first one
+    #[arg(long, default_value = "1", value_name = "TOKENS", value_parser = whole(NonZeroU32::MIN..=NonZeroU32::MAX))]
+    stream_interval: NonZeroU32,
 
     /// KV blocks of each rank
     #[arg(long, default_value = "4096", value_name = "BLOCKS", value_parser = whole(1..=MOST))]
@@ -157,6 +173,8 @@ impl WorkerArgs {
                 prefill_tokens_per_second: self.prefill_tokens_per_second,
                 decode_tokens_per_second: self.decode_tokens_per_second,
             },
+            batch: self.batch,
+            stream_interval: self.stream_interval,
             kv_total_blocks: self.kv_total_blocks,
             kv_block_size: self.kv_block_size,
             max_num_batched_tokens: self.max_num_batched_tokens,
