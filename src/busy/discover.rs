@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{BoxError, WorkerId, completion::CompleteOnBody, metrics::DISCOVERY_ERRORS, sync::Arc};
 use futures::Stream;
+use metrics::Counter;
 use pin_project_lite::pin_project;
 use std::{
     collections::HashMap,
@@ -36,6 +37,7 @@ pin_project! {
         seated: HashMap<D::Key, Arc<Cell>>,
         policy: P,
         completion: C,
+        errors: Counter,
     }
 }
 
@@ -51,6 +53,7 @@ impl<D: Discover, P, C> BusyDiscover<D, P, C> {
     /// [`Classify`](super::Classify)), `completion` when a response is over (a
     /// [`TrackCompletion`](tower::load::TrackCompletion)).
     pub fn with(discover: D, set: BusySet<D::Key>, policy: P, completion: C) -> Self {
+        let errors = DISCOVERY_ERRORS.counter(set.prefix(), &[set.model()]);
         Self {
             discover: Some(discover),
             set,
@@ -58,6 +61,7 @@ impl<D: Discover, P, C> BusyDiscover<D, P, C> {
             seated: HashMap::new(),
             policy,
             completion,
+            errors,
         }
     }
 
@@ -89,10 +93,8 @@ where
             ended => {
                 this.discover.set(None);
                 if let Some(Err(error)) = ended {
+                    this.errors.increment(1);
                     let model = this.set.model();
-                    DISCOVERY_ERRORS
-                        .counter(this.set.prefix(), &[model])
-                        .increment(1);
                     let error: BoxError = error.into();
                     tracing::error!(model, %error, "discovery failed; the workers stay as they are");
                 }

@@ -36,6 +36,24 @@ async fn a_discovery_that_fails_or_ends_leaves_the_members_and_kills_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn discovery_errors_are_counted_from_0_on_where_the_stack_was_made() {
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let counted = |errors: u32| {
+        let line = format!("dynamo_frontend_discovery_errors_total{{model=\"tiny\"}} {errors}");
+        let text = recorder.handle().render();
+        assert!(text.lines().any(|its| its == line), "{line}: {text}");
+    };
+    let events: [Event; 1] = [Err(io::Error::other("lost"))];
+    let mut stack = metrics::with_local_recorder(&recorder, || {
+        let set = BusySet::<Id>::builder().model("tiny").build().unwrap();
+        BusyBalance::new(set).build(stream::iter(events))
+    });
+    counted(0);
+    assert_eq!(send(&mut stack).await, NO_WORKERS);
+    counted(1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn after_an_idle_hour_a_removed_worker_gets_nothing() {
     let (mut fleet, stack) = Fleet::of(&["a", "b"]);
     let mut stack = buffered(stack);
