@@ -86,6 +86,8 @@ pub mod completion;
 pub mod error;
 pub mod load;
 pub mod metrics;
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(feature = "scrape")]
 pub mod scrape;
 pub mod status;
