@@ -37,7 +37,7 @@
 //! A number that is nil or missing is absent: it says nothing about that
 //! count, where 0 says that it is 0. Members of other names are passed over,
 //! whatever they hold, for newer fleets may add some. Everything else is an
-//! error that names it: see [`Defect`](super::Defect). MessagePack had one
+//! error that names it: see [`Defect`]. MessagePack had one
 //! type for text and bytes once, so a payload in either is read; names and the
 //! topic have to be text.
 //!
