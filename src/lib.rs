@@ -26,6 +26,9 @@
 //! | [`error`] | the errors, and how to find them |
 //! | [`metrics`] | every metric, in one table |
 //!
+//! The feature `admin` adds an operator's interface to the thresholds, and
+//! `nats` load events and registrations for a fleet of many gateways.
+//!
 //! # Example
 //!
 //! A worker with one slot and no queue, behind a gateway:

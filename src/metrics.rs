@@ -179,6 +179,8 @@ table! {
         "Scrapes of workers' own metrics, by outcome; one that failed says nothing of the worker's load.";
     SCRAPE_VALUES_IGNORED = "frontend_scrape_values_ignored_total", Counter, [],
         "Lines and values of scraped metrics that could not be read or were not possible.";
+    LOAD_MESSAGES_DROPPED = "frontend_load_messages_dropped_total", Counter, ["reason"],
+        "Messages and events of a source that never came to be load events, by reason: slow_consumer, client_overrun, malformed, oversized, foreign, too_many_workers.";
     WORKERS_WITHOUT_SIGNAL = "frontend_workers_without_signal", Gauge, ["model", "threshold"],
         "Workers whose reports could never have reached a threshold that is set: nothing but zeros, or no known capacity.";
     WORKER_REJECTIONS = "rejection_request_total", Counter, [],

@@ -41,10 +41,10 @@ pin_project! {
 }
 
 /// Counts one connected source until it is dropped.
-struct Counted(Gauge);
+pub(crate) struct Counted(Gauge);
 
 impl Counted {
-    fn new(gauge: &Gauge) -> Self {
+    pub(crate) fn new(gauge: &Gauge) -> Self {
         gauge.increment(1.0);
         Self(gauge.clone())
     }

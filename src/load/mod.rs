@@ -93,17 +93,21 @@ mod few;
 mod follow;
 mod monitor;
 mod rank;
+mod schedule;
 mod thresholds;
 pub mod tracker;
 
 pub use config::{InvalidWorkerConfig, WorkerConfig};
 pub use drive::Drive;
 pub use events::{DropReason, LoadEvent};
+#[cfg(feature = "nats")]
+pub(crate) use follow::Counted;
 pub use follow::Follow;
 pub use monitor::{
     DEFAULT_STALE_AFTER, DuplicateModel, ModelVerdict, Observed, RankSnapshot, UnknownModel,
     WorkerMonitor, WorkerMonitorBuilder, WorkerSnapshot,
 };
+pub use schedule::ReportSchedule;
 pub use thresholds::{
     Change, InvalidThreshold, ModelThresholds, ThresholdUpdate, Thresholds, ThresholdsHandle,
 };
