@@ -15,7 +15,10 @@ use std::{
     ops::RangeInclusive,
     str::FromStr,
 };
-use tower_overload::admission::EnvError;
+use tower_overload::{
+    admission::EnvError,
+    nats::{InvalidServers, Servers},
+};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 /// The exit code for an option or a variable that cannot be used.
@@ -209,6 +212,17 @@ pub fn base_url(value: &str) -> Result<Uri, String> {
     }
 }
 
+/// A parser of the servers of a NATS cluster.
+///
+/// # Errors
+///
+/// If `value` is no list of their URLs.
+pub fn nats_servers(value: &str) -> Result<Servers, String> {
+    value
+        .parse()
+        .map_err(|error: InvalidServers| error.to_string())
+}
+
 /// The most bytes of a URL that something is reached at.
 pub const MAX_URL: usize = 2048;
 
@@ -240,10 +254,15 @@ pub fn name(value: &str) -> Result<String, String> {
 }
 
 /// Sends the logs to stderr: `info` and above, or what `RUST_LOG` says.
+///
+/// The NATS client tells of every attempt to connect; sources and publishers
+/// say what came of them, so it is heard only if `RUST_LOG` is set.
 pub fn init_logging() {
-    let filter = EnvFilter::builder()
-        .with_default_directive(LevelFilter::INFO.into())
-        .from_env_lossy();
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
+    let filter = match std::env::var_os("RUST_LOG") {
+        Some(set) if !set.is_empty() => filter.from_env_lossy(),
+        _ => filter.parse_lossy("info,async_nats=off"),
+    };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)

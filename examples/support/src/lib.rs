@@ -10,6 +10,7 @@ pub mod cli;
 pub mod client;
 pub mod engine;
 pub mod gateway;
+pub mod nats;
 pub mod openai;
 pub mod register;
 pub mod replay;

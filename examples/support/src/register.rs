@@ -3,7 +3,7 @@
 
 use crate::{
     client::{self, HttpClient},
-    engine::{Ledger, RankLoad},
+    engine::Ledger,
     serve::told,
 };
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout, timeout_at},
 };
-use tower_overload::BoxError;
+use tower_overload::{BoxError, load::ReportSchedule};
 
 /// A rank sends at most one load event in this time.
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
@@ -242,7 +242,7 @@ impl Reporter {
     /// does not answer.
     async fn send_loads(&self) -> Result<(), BoxError> {
         let ranks = &self.registration.dp_ranks;
-        let mut schedule = Schedule::new(ranks.len(), Instant::now());
+        let mut schedule = ReportSchedule::new(ranks.len(), MAX_INTERVAL, Instant::now());
         loop {
             let due = schedule.due(self.ledger.snapshot(), Instant::now());
             let events: Vec<_> = due
@@ -258,40 +258,8 @@ impl Reporter {
             }
             sleep(MIN_INTERVAL).await;
             // Elapsed: it is time for a heartbeat.
-            let _ = timeout_at(schedule.heartbeat, self.ledger.changed()).await;
+            let _ = timeout_at(schedule.next_full(), self.ledger.changed()).await;
         }
-    }
-}
-
-/// Which ranks have something to say: those that changed since they were last
-/// heard of, and all of them at a heartbeat.
-#[derive(Debug)]
-struct Schedule {
-    sent: Vec<Option<RankLoad>>,
-    heartbeat: Instant,
-}
-
-impl Schedule {
-    fn new(ranks: usize, now: Instant) -> Self {
-        Self {
-            sent: vec![None; ranks],
-            heartbeat: now,
-        }
-    }
-
-    fn due(
-        &mut self,
-        loads: impl Iterator<Item = RankLoad>,
-        now: Instant,
-    ) -> impl Iterator<Item = (usize, RankLoad)> {
-        if now >= self.heartbeat {
-            self.sent.fill(None);
-            self.heartbeat = now + MAX_INTERVAL;
-        }
-        let ranks = self.sent.iter_mut().zip(loads).enumerate();
-        ranks.filter_map(|(rank, (sent, load))| {
-            (sent.replace(load) != Some(load)).then_some((rank, load))
-        })
     }
 }
 
@@ -404,28 +372,6 @@ mod tests {
             last = Some(call);
         }
         assert_eq!(last, Some(("delete", json!("a/b é"))));
-    }
-
-    #[test]
-    fn a_rank_is_heard_of_when_it_changes_and_once_a_second() {
-        let start = Instant::now();
-        let after = |ms| start + Duration::from_millis(ms);
-        let load = |kv_blocks| RankLoad {
-            prefill_tokens: 0,
-            kv_blocks,
-        };
-        let mut schedule = Schedule::new(2, start);
-        let mut due = |first, second, now| -> Vec<_> {
-            let loads = [load(first), load(second)];
-            schedule.due(loads.into_iter(), now).collect()
-        };
-        assert_eq!(due(1, 2, start), [(0, load(1)), (1, load(2))]);
-        assert_eq!(due(1, 2, after(10)), []);
-        assert_eq!(due(1, 3, after(20)), [(1, load(3))]);
-        assert_eq!(due(1, 3, after(999)), []);
-        assert_eq!(due(1, 3, after(1000)), [(0, load(1)), (1, load(3))]);
-        assert_eq!(due(1, 3, after(1999)), []);
-        assert_eq!(due(1, 3, after(2000)).len(), 2);
     }
 
     #[tokio::test]

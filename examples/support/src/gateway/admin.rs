@@ -3,7 +3,7 @@
 
 use super::{
     json::{Object, Objects},
-    registry::{ModelView, Refused, Registration, Registry, WorkerView},
+    registry::{Kept, ModelView, Refused, Registration, Registry, WorkerView},
     stack::Id,
 };
 use axum::{
@@ -21,6 +21,7 @@ use http::{
 };
 use serde::{Deserialize, Serialize};
 use std::{fmt::Display, sync::Arc};
+use tokio::time::Instant;
 use tower_overload::{admin::BusyThreshold, load::LoadEvent};
 
 /// The longest body of an admin request.
@@ -110,7 +111,8 @@ async fn register(
     body: Result<Json<Object<Registration>>, JsonRejection>,
 ) -> Result<Json<WorkerView>, Problem> {
     let (Path(id), Json(Object(registration))) = (id?, body?);
-    Ok(Json(registry.register(&id, registration, false)?))
+    let kept = Kept::WhileHeard(Instant::now());
+    Ok(Json(registry.register(&id, registration, kept)?))
 }
 
 async fn remove(

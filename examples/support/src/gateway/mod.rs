@@ -3,12 +3,14 @@
 //! ```text
 //! clients ─▶ public: read, find the model ─▶ stack of the model ─▶ workers
 //! workers ─▶ admin:  registrations, load ──▶ registry ─▶ rosters, monitor, marks
+//!         or NATS:   the same ───────────────┘
 //! ```
 //!
 //! The stack of a model is `stack` in `stack.rs`, a few lines. The admin API
 //! is on an address of its own.
 
 mod admin;
+mod fleet;
 mod json;
 mod observer;
 mod options;
@@ -29,7 +31,7 @@ use crate::{
     worker::{Worker, WorkerConfig},
 };
 use http::Uri;
-use registry::{Registration, Registry, RegistryOptions};
+use registry::{Kept, Registration, Registry, RegistryOptions};
 use stack::StackOptions;
 use std::{
     io,
@@ -42,7 +44,7 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tower_overload::load::ThresholdUpdate;
+use tower_overload::{load::ThresholdUpdate, nats};
 
 /// How a [`Gateway`] is set up; the default is that of the example's options,
 /// without embedded workers and on free ports.
@@ -60,6 +62,8 @@ pub struct GatewayConfig {
     pub worker_kv_total_blocks: Option<u64>,
     /// Prompt tokens that each of them takes in one step.
     pub worker_max_num_batched_tokens: Option<u64>,
+    /// Where the workers of a fleet are heard of, if there is one.
+    pub nats: Option<nats::Servers>,
     /// How many mock workers run in this process.
     pub embedded_workers: usize,
     /// How they are set up; their ids, addresses and gateway are filled in.
@@ -100,6 +104,7 @@ impl Default for GatewayConfig {
             workers: Vec::new(),
             worker_kv_total_blocks: None,
             worker_max_num_batched_tokens: None,
+            nats: None,
             embedded_workers: 0,
             embedded: WorkerConfig::default(),
             thresholds: ThresholdUpdate::new(),
@@ -126,7 +131,8 @@ pub struct Gateway {
     public: Server,
     admin: Server,
     embedded: Vec<Worker>,
-    /// Removes silent workers and keeps the metrics from growing.
+    /// Follows the fleet, removes silent workers and keeps the metrics from
+    /// growing.
     _upkeep: JoinSet<()>,
 }
 
@@ -182,7 +188,7 @@ impl Gateway {
         };
         for (id, url) in &config.workers {
             registry
-                .register(id, registration(url), true)
+                .register(id, registration(url), Kept::Always)
                 .map_err(|refused| io::Error::other(format!("worker {id}: {refused}")))?;
         }
         let registry = Arc::new(registry);
@@ -195,6 +201,10 @@ impl Gateway {
         if let Some(tracking) = registry.tracking() {
             let fresh = tracking.keep_fresh();
             upkeep.spawn(async { match fresh.await {} });
+        }
+        if let Some(servers) = &config.nats {
+            let fleet = registry.fleet(servers).await?;
+            upkeep.spawn(fleet::follow(registry.clone(), fleet));
         }
 
         let admin = Server::on(admin, admin::router(registry.clone()))?;

@@ -1,6 +1,6 @@
 use super::{GatewayConfig, RouterTracking, embedded_id};
 use crate::{
-    cli::{Lookup, UsageError, address, base_url, flag_or_env, name, rate, whole},
+    cli::{Lookup, UsageError, address, base_url, flag_or_env, name, nats_servers, rate, whole},
     engine::Timing,
     worker::WorkerConfig,
 };
@@ -10,6 +10,7 @@ use std::{net::SocketAddr, num::NonZeroU64, time::Duration};
 use tower_overload::{
     admission::{Limits, MAX_LIMIT, MIN_QUEUE_LIMIT_IN_ENV},
     load::ThresholdUpdate,
+    nats::Servers,
     status::{DEFAULT_OVERLOAD_STATUS, OVERLOAD_STATUS_VARIABLE, parse_overload_status},
 };
 
@@ -44,7 +45,12 @@ pub struct GatewayArgs {
     #[arg(long, value_name = "TOKENS", value_parser = whole(1..=MOST))]
     worker_max_num_batched_tokens: Option<u64>,
 
-    /// Mock workers in this process [default: 2, or 0 with --worker]
+    /// Hear of the workers of a fleet over NATS: URLs of its servers,
+    /// separated by commas
+    #[arg(long, value_name = "URLS", value_parser = nats_servers)]
+    nats: Option<Servers>,
+
+    /// Mock workers in this process [default: 2, or 0 with --worker or --nats]
     #[arg(long, value_name = "K", value_parser = whole(0..=256_usize))]
     embedded_workers: Option<usize>,
 
@@ -224,7 +230,8 @@ impl GatewayArgs {
             Some(value) => parse_overload_status(&value.to_string_lossy()).as_u16(),
             None => DEFAULT_OVERLOAD_STATUS,
         };
-        let default = if self.workers.is_empty() { 2 } else { 0 };
+        let alone = self.workers.is_empty() && self.nats.is_none();
+        let default = if alone { 2 } else { 0 };
         let embedded_workers = match self.embedded_workers {
             _ if self.no_embedded_workers => 0,
             workers => workers.unwrap_or(default),
@@ -243,6 +250,7 @@ impl GatewayArgs {
             workers: self.workers,
             worker_kv_total_blocks: self.worker_kv_total_blocks,
             worker_max_num_batched_tokens: self.worker_max_num_batched_tokens,
+            nats: self.nats,
             embedded_workers,
             embedded: WorkerConfig {
                 model: self.model,

@@ -14,7 +14,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt, mem,
+    fmt, io, mem,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
@@ -26,6 +26,7 @@ use tower_overload::{
     busy::{BusySet, DrainMark, Mark, Members, Roster, WorkerMarks},
     load::{LoadEvent, ModelThresholds, Observed, ThresholdUpdate, WorkerConfig, WorkerMonitor},
     metrics::{Prefix, describe},
+    nats::{self, FleetSource},
     scrape::{EngineReport, WaitingTokens},
     status::{AnswerAll, KnownModels, Model, OverloadStatusLayer},
 };
@@ -79,8 +80,18 @@ struct Registered {
     metrics: Metrics,
     /// Keep requests away while they live.
     _drains: Vec<DrainMark>,
-    /// `None`: from the command line, never removed for its silence.
-    last_heard: Option<Instant>,
+    kept: Kept,
+}
+
+/// How long a worker stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// From the command line: whatever it does.
+    Always,
+    /// Until nothing was heard of it for too long, since then.
+    WhileHeard(Instant),
+    /// Until its fleet says that it is gone.
+    UntilItLeaves,
 }
 
 /// What a worker says of itself, or an operator of it. A member that is not
@@ -88,13 +99,13 @@ struct Registered {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Registration {
-    url: String,
-    dp_ranks: Option<Vec<u32>>,
-    kv_total_blocks: Option<u64>,
-    max_num_batched_tokens: Option<u64>,
+    pub(super) url: String,
+    pub(super) dp_ranks: Option<Vec<u32>>,
+    pub(super) kv_total_blocks: Option<u64>,
+    pub(super) max_num_batched_tokens: Option<u64>,
     #[serde(default)]
-    draining: bool,
-    models: Option<Vec<String>>,
+    pub(super) draining: bool,
+    pub(super) models: Option<Vec<String>>,
 }
 
 impl Registration {
@@ -254,6 +265,17 @@ impl Registry {
         }
     }
 
+    /// The fleet that these servers tell of, counted in the metrics here.
+    pub(super) async fn fleet(&self, servers: &nats::Servers) -> io::Result<FleetSource<Id>> {
+        let options = metrics::with_local_recorder(&self.recorder, || {
+            nats::connect_options(&Prefix::default())
+        });
+        let client = options.connect(servers).await.map_err(io::Error::other)?;
+        Ok(metrics::with_local_recorder(&self.recorder, || {
+            FleetSource::subscribe(&client)
+        }))
+    }
+
     fn ensure_model(&self, name: &str) -> Result<Arc<ServedModel>, String> {
         if let Some(model) = self.model(name) {
             return Ok(model);
@@ -293,12 +315,13 @@ impl Registry {
     }
 
     /// Adds a worker or changes its configuration; with another URL it is
-    /// another worker. `permanent` ones need not be heard of.
+    /// another worker. One that is to stay always does, whoever registers it
+    /// again.
     pub(super) fn register(
         &self,
         id: &str,
         registration: Registration,
-        permanent: bool,
+        kept: Kept,
     ) -> Result<WorkerView, Refused> {
         check_name("the id", id)?;
         let url = cli::base_url(&registration.url)
@@ -346,9 +369,10 @@ impl Registry {
             Some((report, _)) => given.complete(report),
             None => given.config.clone(),
         };
-        let (old_models, permanent) = match &old {
-            Some(old) => (&*old.models, permanent || old.last_heard.is_none()),
-            None => (&[][..], permanent),
+        let (old_models, kept) = match &old {
+            Some(old) if old.kept == Kept::Always => (&*old.models, Kept::Always),
+            Some(old) => (&*old.models, kept),
+            None => (&[][..], kept),
         };
         if !is_same && old.is_some() {
             self.monitor.remove(&id);
@@ -393,7 +417,7 @@ impl Registry {
             config,
             metrics,
             _drains: drains,
-            last_heard: (!permanent).then(Instant::now),
+            kept,
         };
         drop(old);
         let view = self.view(&id, &registered);
@@ -429,6 +453,20 @@ impl Registry {
         true
     }
 
+    /// Removes a worker that its fleet says is gone. Whether it was there, and
+    /// is not kept for another reason.
+    pub(super) fn leave_fleet(&self, id: &Id) -> bool {
+        let mut workers = self.workers();
+        let is_its = |worker: &Registered| worker.kept == Kept::UntilItLeaves;
+        if !workers.get(id).is_some_and(is_its) {
+            return false;
+        }
+        if let Some(gone) = workers.remove(id) {
+            self.leave(id, &gone);
+        }
+        true
+    }
+
     fn leave(&self, id: &Id, gone: &Registered) {
         self.monitor.remove(id);
         for model in &gone.models {
@@ -443,7 +481,9 @@ impl Registry {
         let mut workers = self.workers();
         for event in events {
             if let Some(worker) = workers.get_mut(&event.worker) {
-                worker.last_heard = worker.last_heard.map(|_| now);
+                if let Kept::WhileHeard(last) = &mut worker.kept {
+                    *last = now;
+                }
                 worker.metrics.reported_itself = Some(now);
             }
         }
@@ -569,7 +609,10 @@ impl Registry {
     fn remove_silent(&self, now: Instant, ttl: Duration) -> Instant {
         let mut workers = self.workers();
         let mut next = now + ttl;
-        let silent = |worker: &Registered| worker.last_heard.map(|heard| heard + ttl);
+        let silent = |worker: &Registered| match worker.kept {
+            Kept::WhileHeard(heard) => Some(heard + ttl),
+            Kept::Always | Kept::UntilItLeaves => None,
+        };
         let mut gone = Vec::new();
         for (id, worker) in workers.iter() {
             match silent(worker) {
@@ -621,6 +664,10 @@ mod tests {
         .unwrap()
     }
 
+    fn heard() -> Kept {
+        Kept::WhileHeard(Instant::now())
+    }
+
     fn at(port: u16) -> Registration {
         Registration::at(&format!("http://127.0.0.1:{port}").parse().unwrap())
     }
@@ -631,9 +678,9 @@ mod tests {
         let mut upkeep = tokio::task::JoinSet::new();
         upkeep.spawn(registry.clone().expire_registrations());
         let pass = |seconds: u64| tokio::time::sleep(Duration::from_millis(1000 * seconds + 1));
-        registry.register("permanent", at(1), true).unwrap();
-        registry.register("silent", at(2), false).unwrap();
-        registry.register("heard", at(3), false).unwrap();
+        registry.register("permanent", at(1), Kept::Always).unwrap();
+        registry.register("silent", at(2), heard()).unwrap();
+        registry.register("heard", at(3), heard()).unwrap();
         let ids = || -> Vec<_> {
             let views = registry.views().into_iter();
             views.map(|view| view.id.to_string()).collect()
@@ -646,14 +693,33 @@ mod tests {
         assert_eq!(ids(), ["heard", "permanent"]);
         pass(8).await;
         // A registration is heard as well, and does not make it expire.
-        registry.register("permanent", at(1), false).unwrap();
-        registry.register("heard", at(3), false).unwrap();
+        registry.register("permanent", at(1), heard()).unwrap();
+        registry.register("heard", at(3), heard()).unwrap();
         pass(9).await;
         assert_eq!(ids(), ["heard", "permanent"]);
         pass(1).await;
         assert_eq!(ids(), ["permanent"]);
         pass(100).await;
         assert_eq!(ids(), ["permanent"]);
+    }
+
+    #[tokio::test]
+    async fn a_fleet_takes_away_only_what_is_its_own() {
+        let registry = registry();
+        let of_fleet = Kept::UntilItLeaves;
+        registry.register("permanent", at(1), Kept::Always).unwrap();
+        registry.register("permanent", at(1), of_fleet).unwrap();
+        registry.register("operated", at(2), of_fleet).unwrap();
+        registry.register("operated", at(2), heard()).unwrap();
+        registry.register("adopted", at(3), heard()).unwrap();
+        registry.register("adopted", at(3), of_fleet).unwrap();
+        let leaves = |id: &str| registry.leave_fleet(&id.into());
+        assert!(!leaves("permanent") && !leaves("operated") && !leaves("unknown"));
+        assert!(leaves("adopted") && !leaves("adopted"));
+        assert!(registry.knows("permanent") && registry.knows("operated"));
+        let later = Instant::now() + Duration::from_secs(100);
+        registry.remove_silent(later, Duration::from_secs(10));
+        assert!(registry.knows("permanent") && !registry.knows("operated"));
     }
 
     #[tokio::test]
@@ -670,14 +736,14 @@ mod tests {
             if some.is_empty() {
                 break;
             }
-            registry.register("a", serving(some), false).unwrap();
+            registry.register("a", serving(some), heard()).unwrap();
         }
         let two = vec!["last".to_owned(), "one-too-many".to_owned()];
-        let refused = registry.register("b", serving(two), false).unwrap_err();
+        let refused = registry.register("b", serving(two), heard()).unwrap_err();
         assert!(refused.to_string().contains("1024"), "{refused}");
         assert!(registry.model("last").is_none());
         assert!(!registry.knows("b"));
         let last = vec!["last".to_owned(), "tiny".to_owned()];
-        registry.register("b", serving(last), false).unwrap();
+        registry.register("b", serving(last), heard()).unwrap();
     }
 }

@@ -36,6 +36,7 @@ use tokio::{sync::watch, task::JoinSet};
 use tower_overload::{
     admission::{AdmissionHandle, EngineAdmissionLayer},
     metrics::{Prefix, describe},
+    nats::{self, Publisher, Subjects},
 };
 
 /// A worker that runs in the background.
@@ -57,7 +58,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Listens, serves, and registers with the gateway if one is configured.
+    /// Listens, serves, and tells the gateway or the fleet of itself if one is
+    /// configured.
     ///
     /// # Errors
     ///
@@ -83,7 +85,8 @@ impl Worker {
             let engine = Engine::new(Arc::clone(&ledger), config.timing)
                 .batch(batch.map(Arc::new))
                 .stream_interval(config.stream_interval);
-            stack(admission, engine, config.register.is_some())
+            let behind_gateway = config.register.is_some() || config.nats.is_some();
+            stack(admission, engine, behind_gateway)
         });
         let own = recorder.handle();
         let vllm = vllm::Exporter {
@@ -106,10 +109,22 @@ impl Worker {
                 kv_total_blocks: config.kv_total_blocks,
                 max_num_batched_tokens: config.max_num_batched_tokens,
                 draining: false,
-                models: vec![config.model],
+                models: vec![config.model.clone()],
             };
             let ledger = Arc::clone(&ledger);
             reporter.spawn(Reporter::new(admin, id.clone(), registration, ledger).run(left));
+        }
+        if let Some(servers) = &config.nats {
+            let registration = nats::Registration::new(&url, [&config.model])
+                .dp_ranks(0..config.dp_ranks)
+                .kv_total_blocks(config.kv_total_blocks)
+                .max_num_batched_tokens(config.max_num_batched_tokens)
+                .ttl(config.nats_ttl);
+            let client = nats::connect(servers).await.map_err(io::Error::other)?;
+            let publisher = Publisher::start(client, &Subjects::default(), &id, registration)
+                .map_err(io::Error::other)?;
+            let ledger = Arc::clone(&ledger);
+            reporter.spawn(crate::nats::report(publisher, ledger, leaving.subscribe()));
         }
         let mut upkeep = JoinSet::new();
         upkeep.spawn(keep_up(recorder.handle()));

@@ -1,5 +1,5 @@
 use crate::{
-    cli::{Lookup, UsageError, address, base_url, name, rate, whole},
+    cli::{Lookup, UsageError, address, base_url, name, nats_servers, rate, whole},
     engine::Timing,
 };
 use clap::Parser;
@@ -8,9 +8,13 @@ use std::{
     ffi::OsString,
     net::{Ipv4Addr, SocketAddr},
     num::{NonZeroU32, NonZeroU64, NonZeroUsize},
+    time::Duration,
 };
-use tower_overload::admission::{
-    ENGINE_REQUEST_LIMIT, Limits, MAX_LIMIT, MIN_QUEUE_LIMIT_IN_ENV, REQUEST_QUEUE_LIMIT,
+use tower_overload::{
+    admission::{
+        ENGINE_REQUEST_LIMIT, Limits, MAX_LIMIT, MIN_QUEUE_LIMIT_IN_ENV, REQUEST_QUEUE_LIMIT,
+    },
+    nats::{Registration, Servers},
 };
 
 /// How a [`Worker`](super::Worker) is set up.
@@ -45,6 +49,10 @@ pub struct WorkerConfig {
     pub dp_ranks: u32,
     /// The admin address of the gateway that it registers with.
     pub register: Option<Uri>,
+    /// Where it tells a fleet's gateways of itself.
+    pub nats: Option<Servers>,
+    /// How long those remember it when they hear nothing.
+    pub nats_ttl: Duration,
     /// Where the gateway reaches it; by default the address that it listens on.
     pub advertise: Option<Uri>,
 }
@@ -67,6 +75,8 @@ impl Default for WorkerConfig {
             max_num_batched_tokens: 8192,
             dp_ranks: 1,
             register: None,
+            nats: None,
+            nats_ttl: Registration::DEFAULT_TTL,
             advertise: None,
         }
     }
@@ -136,11 +146,23 @@ pub struct WorkerArgs {
     #[arg(long, value_name = "URL", value_parser = base_url)]
     register: Option<Uri>,
 
+    /// Tell the gateways of a fleet over NATS, instead: URLs of its servers,
+    /// separated by commas
+    #[arg(long, value_name = "URLS", value_parser = nats_servers, conflicts_with = "register")]
+    nats: Option<Servers>,
+
+    /// A fleet forgets this worker when it hears nothing for this long, in ms
+    #[arg(long, default_value = "10000", value_name = "MS", value_parser = whole(SHORTEST_TTL_MS..=LONGEST_TTL_MS))]
+    nats_ttl_ms: u64,
+
     /// Where the gateway reaches this worker [default: http:// and the listen
     /// address]
     #[arg(long, value_name = "URL", value_parser = base_url)]
     advertise: Option<Uri>,
 }
+
+const SHORTEST_TTL_MS: u64 = Registration::MIN_TTL.as_millis() as u64;
+const LONGEST_TTL_MS: u64 = Registration::MAX_TTL.as_millis() as u64;
 
 /// What is exact in every JSON parser.
 const MOST: u64 = (1 << 53) - 1;
@@ -180,6 +202,8 @@ impl WorkerArgs {
             max_num_batched_tokens: self.max_num_batched_tokens,
             dp_ranks: self.dp_ranks,
             register: self.register,
+            nats: self.nats,
+            nats_ttl: Duration::from_millis(self.nats_ttl_ms),
             advertise: self.advertise,
         })
     }
