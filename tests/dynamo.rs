@@ -2,9 +2,12 @@
 //! any harm.
 #![cfg(feature = "nats")]
 
+#[path = "support/dynamo.rs"]
+mod real;
+
 use proptest::{collection::vec, prelude::*, sample::Index};
+use real::REAL;
 use serde::{Serialize, Serializer};
-use std::sync::LazyLock;
 use tower_overload::{
     load::LoadEvent,
     nats::{
@@ -14,20 +17,6 @@ use tower_overload::{
 };
 
 const NIL: &[u8] = b"\xc0";
-
-/// The messages of a real fleet, see tests/data/README.md: subject and bytes.
-static REAL: LazyLock<Vec<(String, Vec<u8>)>> = LazyLock::new(|| {
-    let lines = include_str!("data/dynamo-kv-metrics.jsonl").lines();
-    lines
-        .map(|line| {
-            let line: serde_json::Value = serde_json::from_str(line).unwrap();
-            let hex = line["hex"].as_str().unwrap();
-            let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
-            let bytes = (0..hex.len()).step_by(2).map(byte).collect();
-            (line["subject"].as_str().unwrap().to_owned(), bytes)
-        })
-        .collect()
-});
 
 /// `value` as MessagePack.
 fn pack<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {

@@ -4,6 +4,8 @@ mod admin;
 #[path = "../support/alloc.rs"]
 mod alloc;
 mod cli;
+#[path = "../support/eventually.rs"]
+mod eventually;
 mod failures;
 mod load;
 mod models;

@@ -1,6 +1,7 @@
 //! A gateway with clients of both of its addresses, and workers that answer
 //! what the test says.
 
+pub use crate::eventually::eventually;
 use crate::serving::{Client, config, value};
 use axum::{Router, body::Body, extract::Request, response::Response};
 use http::{Method, StatusCode};
@@ -11,12 +12,9 @@ use overload_examples::{
     worker::{Worker, WorkerConfig},
 };
 use serde_json::{Value, json};
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
 };
 
 pub const CHAT: &str = "/v1/chat/completions";
@@ -96,17 +94,6 @@ impl Fleet {
     pub async fn metrics(&self) -> String {
         crate::serving::text(self.admin.get("/metrics").await).await
     }
-}
-
-/// Waits until `condition` holds.
-pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let holds = async {
-        while !condition().await {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
-    let held = tokio::time::timeout(Duration::from_secs(60), holds).await;
-    assert!(held.is_ok(), "it should be that {what}");
 }
 
 /// A worker that answers with what a function makes of the request.

@@ -1,0 +1,20 @@
+//! Load events and registrations over a real NATS server, which each test
+//! starts for itself.
+
+#[path = "../support/dynamo.rs"]
+mod dynamo;
+#[path = "../support/eventually.rs"]
+mod eventually;
+mod foreign;
+mod gateways;
+#[path = "../support/metrics.rs"]
+mod metrics;
+mod outage;
+#[path = "../support/process.rs"]
+mod process;
+mod processes;
+#[path = "../support/serving.rs"]
+mod serving;
+mod slow;
+mod support;
+mod workers;
