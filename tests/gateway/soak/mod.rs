@@ -10,7 +10,7 @@ mod chaos;
 mod load;
 mod stage;
 
-use crate::alloc;
+use crate::{alloc, eventually::eventually};
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use stage::Stage;
 use std::{
@@ -57,11 +57,12 @@ async fn nothing_is_lost_miscounted_or_left_under_ten_times_the_load() {
         rounds += 1;
     }
     round(&mut stage, rounds).await;
-    let last = at_rest().await;
-    assert!(
-        last - first <= SLACK,
-        "{first} bytes were allocated, and now {last}"
-    );
+    // An idle connection may be kept for twice as long; what is lost stays.
+    eventually(
+        "as little is allocated as after the first round",
+        async || LIVE.load(Relaxed) <= first + SLACK,
+    )
+    .await;
 }
 
 /// The bytes that are allocated when no connection is left but idle ones.
