@@ -77,7 +77,7 @@ impl fmt::Display for Engine {
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineReport {
     engine: Engine,
-    /// At least one and at most [`WorkerConfig::MAX_RANKS`], ascending.
+    /// At least one, ascending, and below [`WorkerConfig::MAX_RANKS`].
     ranks: Vec<RankReport>,
     kv_blocks: Option<u64>,
     mean_prompt_tokens: Option<f64>,
@@ -146,10 +146,13 @@ impl EngineReport {
     ///
     /// Lines of other metrics are passed over. A line that is not of the
     /// format, a value that is not a possible one and a rank that is not a
-    /// number are passed over as well and counted by
-    /// [`ignored`](Self::ignored). The time this takes grows with the length
-    /// of the text, the memory with the ranks, of which no more than
-    /// [`WorkerConfig::MAX_RANKS`] are read.
+    /// number below [`WorkerConfig::MAX_RANKS`] are passed over as well and
+    /// counted by [`ignored`](Self::ignored). The time this takes grows with
+    /// the length of the text, the memory with the ranks.
+    ///
+    /// Engines number their ranks from 0. A gauge of a rank stays with the
+    /// recorder when the rank is gone, so one that could have any number would
+    /// let a worker fill the memory with ranks that are new each time.
     ///
     /// # Errors
     ///
@@ -396,11 +399,10 @@ impl Reading {
             None => Ok(0),
             // No sign: `parse` would take one.
             Some(text) if text.starts_with('+') => Err(()),
-            Some(text) => text.parse().map_err(|_| ()),
+            Some(text) => text.parse::<u32>().map_err(|_| ()),
         };
-        let is_full = self.ranks.len() >= WorkerConfig::MAX_RANKS;
         match dp_rank {
-            Ok(dp_rank) if !is_full || self.ranks.contains_key(&dp_rank) => {
+            Ok(dp_rank) if (dp_rank as usize) < WorkerConfig::MAX_RANKS => {
                 self.ignored += u64::from(value.is_none());
                 raise(slot(self.ranks.entry(dp_rank).or_default()), value);
             }

@@ -108,9 +108,10 @@
 //! # What a worker can do to the gateway
 //!
 //! It chooses the answer, so nothing in it is trusted: the body is bounded in
-//! size and time, no more than
-//! [`MAX_RANKS`](crate::load::WorkerConfig::MAX_RANKS) ranks are read, and a
-//! text is of the worker that was asked, whatever it says.
+//! size and time, only ranks below
+//! [`MAX_RANKS`](crate::load::WorkerConfig::MAX_RANKS) are read, so that there
+//! are no more of them in all, and a text is of the worker that was asked,
+//! whatever it says.
 //!
 //! # Metrics
 //!

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use proptest::prelude::*;
-use std::fmt::Write;
+use std::{collections::BTreeSet, fmt::Write};
 use tower_overload::{
     load::WorkerConfig,
     scrape::{EngineReport, WaitingTokens},
@@ -118,18 +118,33 @@ fn a_rank_that_is_no_number_is_ignored_and_counted() {
 }
 
 #[test]
-fn more_ranks_than_a_worker_can_have_are_ignored_and_counted() {
+fn ranks_beyond_those_that_a_worker_can_have_are_ignored_and_counted() {
     let mut text = String::new();
-    for rank in 0..10_000 {
+    for rank in (0..10_000).rev() {
         writeln!(text, "vllm:num_requests_waiting{{engine=\"{rank}\"}} 1").unwrap();
     }
-    // Those that there are still get their other figures.
     writeln!(text, "vllm:kv_cache_usage_perc{{engine=\"3\"}} 0.5").unwrap();
     let report = read(&text);
     is_sound(&report);
     assert_eq!(report.ranks().len(), WorkerConfig::MAX_RANKS);
     assert_eq!(report.ignored(), 10_000 - WorkerConfig::MAX_RANKS as u64);
     assert_eq!(report.ranks()[3].kv_usage, Some(0.5));
+}
+
+/// A gauge of a rank stays with the recorder when the rank is gone.
+#[test]
+fn a_worker_whose_ranks_are_always_others_has_no_more_of_them_in_all() {
+    let mut seen = BTreeSet::new();
+    for first in (0..u32::MAX).step_by(1 << 26) {
+        let mut text = usage(0.5);
+        for rank in (first..).take(WorkerConfig::MAX_RANKS) {
+            writeln!(text, "vllm:kv_cache_usage_perc{{engine=\"{rank}\"}} 1").unwrap();
+        }
+        let report = read(&text);
+        is_sound(&report);
+        seen.extend(report.ranks().iter().map(|rank| rank.dp_rank));
+    }
+    assert!(seen.len() <= WorkerConfig::MAX_RANKS, "{}", seen.len());
 }
 
 #[test]
