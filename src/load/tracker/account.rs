@@ -51,6 +51,7 @@ pub(super) const fn room_after(tokens: u64, block_size: NonZeroU64) -> u64 {
 /// The sums of each rank that has requests, and what was last reported of it.
 #[derive(Debug, Default)]
 pub(super) struct Account {
+    /// By `dp_rank`, ascending.
     ranks: Vec<Rank>,
     /// Where to look first for what is to be reported, so that a rank which
     /// changes all the time does not keep the others from it.
@@ -100,16 +101,16 @@ impl Account {
             decode_blocks: cost.prompt_blocks,
             room: cost.room,
         };
-        let known = self.ranks.iter().position(|rank| rank.dp_rank == dp_rank);
-        let at = known.unwrap_or_else(|| {
-            self.ranks.push(Rank {
+        let at = self.find(dp_rank).unwrap_or_else(|at| {
+            let rank = Rank {
                 dp_rank,
                 requests: 0,
                 prefill_tokens: 0,
                 decode_blocks: 0,
                 reported: Some(Load::default()),
-            });
-            self.ranks.len() - 1
+            };
+            self.ranks.insert(at, rank);
+            at
         });
         let rank = &mut self.ranks[at];
         rank.requests += 1;
@@ -122,7 +123,7 @@ impl Account {
     /// tokens; of equals the first.
     fn least_loaded(&self) -> u32 {
         let load = |dp_rank: u32| {
-            let rank = self.ranks.iter().find(|rank| rank.dp_rank == dp_rank);
+            let rank = self.find(dp_rank).map(|at| &self.ranks[at]);
             rank.map_or((0, 0), |rank| (rank.decode_blocks, rank.prefill_tokens))
         };
         match &*self.choice {
@@ -136,9 +137,15 @@ impl Account {
         }
     }
 
+    /// Where a rank is, or where it would be.
+    fn find(&self, dp_rank: u32) -> Result<usize, usize> {
+        self.ranks
+            .binary_search_by_key(&dp_rank, |rank| rank.dp_rank)
+    }
+
     fn rank(&mut self, share: &Share) -> Option<(usize, &mut Rank)> {
-        let mut ranks = self.ranks.iter_mut().enumerate();
-        ranks.find(|(_, rank)| rank.dp_rank == share.dp_rank)
+        let at = self.find(share.dp_rank).ok()?;
+        Some((at, &mut self.ranks[at]))
     }
 
     /// The prompt of a request is no longer in prefill.
@@ -165,7 +172,7 @@ impl Account {
             rank.prefill_tokens -= u128::from(share.prefill_tokens);
             rank.decode_blocks -= u128::from(share.decode_blocks);
             if rank.is_over() {
-                self.ranks.swap_remove(at);
+                self.ranks.remove(at);
             }
         }
     }
@@ -189,7 +196,7 @@ impl Account {
         rank.reported = Some(due.1);
         self.next = at + 1;
         if rank.is_over() {
-            self.ranks.swap_remove(at);
+            self.ranks.remove(at);
             self.next = at;
         }
         Some(due)
