@@ -299,6 +299,24 @@ async fn a_worker_that_registers_anew_has_the_requests_that_still_run() {
 }
 
 #[tokio::test]
+async fn a_worker_at_another_address_does_not_have_the_requests_of_the_one_before() {
+    let fleet = Fleet::start(config(ThresholdUpdate::new().active_prefill_tokens(0))).await;
+    let (before, _output) = streaming().await;
+    let (after, _output) = streaming().await;
+    fleet.register("a", &before.url, json!({})).await;
+    let running = ask(&fleet.public, 50).await;
+    assert_eq!(fleet.counts("a").await, (50, 4));
+    fleet.register("a", &after.url, json!({})).await;
+    assert_eq!(fleet.counts("a").await, (0, 0));
+    assert!(!fleet.busy("a").await);
+    let other = ask(&fleet.public, 10).await;
+    assert_eq!(after.calls(), 1);
+    drop(running);
+    drop(other);
+    eventually("it is gone", async || fleet.counts("a").await == (0, 0)).await;
+}
+
+#[tokio::test]
 async fn what_the_gateway_takes_does_not_depend_on_whether_it_counts() {
     let deep = format!(
         r#"{{"model": "tiny", "prompt": {}"a"{}}}"#,

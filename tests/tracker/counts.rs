@@ -333,6 +333,31 @@ async fn a_worker_that_comes_back_has_its_running_requests_with_the_next_report(
 }
 
 #[tokio::test]
+async fn another_worker_of_the_same_id_begins_with_nothing() {
+    let monitor = monitor([0]);
+    let tracker = tracker(&monitor);
+    let (mut before, served) = client(&tracker.layer(WORKER));
+    let first = send(&mut before, COST);
+    served.recv().unwrap().head(200);
+    let mut body = first.await.unwrap().into_body();
+    let second = send(&mut before, COST);
+    assert_eq!(known(&monitor, 0), (200, 14));
+
+    tracker.hand_over(&WORKER);
+    assert_eq!(known(&monitor, 0), (0, 0), "reported at once");
+    let (mut after, _served) = client(&tracker.layer(WORKER));
+    let third = send(&mut after, Cost::new(5, 1));
+    tracker.report(&WORKER);
+    assert_eq!(known(&monitor, 0), (5, 1));
+    drop(second);
+    assert!(body.frame().await.is_none());
+    assert_eq!(known(&monitor, 0), (5, 1));
+    drop(third);
+    assert_eq!(known(&monitor, 0), (0, 0));
+    tracker.hand_over(&"nobody");
+}
+
+#[tokio::test]
 async fn a_request_is_counted_on_its_rank_or_on_the_least_loaded_of_the_declared() {
     let monitor = monitor([0, 1, 4]);
     let tracker = tracker(&monitor);

@@ -16,6 +16,8 @@ pub(super) struct Load {
 #[derive(Debug)]
 pub(super) struct Share {
     dp_rank: u32,
+    /// Which worker of the id it runs on.
+    holder: u64,
     /// 0 once the prefill is over.
     prefill_tokens: u64,
     decode_blocks: u64,
@@ -53,6 +55,8 @@ pub(super) const fn room_after(tokens: u64, block_size: NonZeroU64) -> u64 {
 pub(super) struct Account {
     /// By `dp_rank`, ascending.
     ranks: Vec<Rank>,
+    /// How many other workers had the id before.
+    holder: u64,
     /// Where to look first for what is to be reported, so that a rank which
     /// changes all the time does not keep the others from it.
     next: usize,
@@ -97,6 +101,7 @@ impl Account {
         let dp_rank = cost.dp_rank.unwrap_or_else(|| self.least_loaded());
         let share = Share {
             dp_rank,
+            holder: self.holder,
             prefill_tokens: cost.prefill_tokens,
             decode_blocks: cost.prompt_blocks,
             room: cost.room,
@@ -143,9 +148,10 @@ impl Account {
             .binary_search_by_key(&dp_rank, |rank| rank.dp_rank)
     }
 
+    /// `None` if the share is of a worker that had the id before.
     fn rank(&mut self, share: &Share) -> Option<(usize, &mut Rank)> {
         let at = self.find(share.dp_rank).ok()?;
-        Some((at, &mut self.ranks[at]))
+        (share.holder == self.holder).then(|| (at, &mut self.ranks[at]))
     }
 
     /// The prompt of a request is no longer in prefill.
@@ -175,6 +181,16 @@ impl Account {
                 self.ranks.remove(at);
             }
         }
+    }
+
+    /// Another worker has the id: nothing runs on it yet, and what runs on
+    /// the one before counts no more.
+    pub(super) fn hand_over(&mut self) {
+        self.holder += 1;
+        for rank in &mut self.ranks {
+            (rank.requests, rank.prefill_tokens, rank.decode_blocks) = (0, 0, 0);
+        }
+        self.ranks.retain(|rank| !rank.is_over());
     }
 
     /// Every rank that has requests is to be reported again.
@@ -214,6 +230,13 @@ mod tests {
     use super::*;
 
     const SIXTEEN: NonZeroU64 = NonZeroU64::new(16).unwrap();
+
+    fn load(prefill_tokens: u64, decode_blocks: u64) -> Load {
+        Load {
+            prefill_tokens,
+            decode_blocks,
+        }
+    }
 
     /// What is to be reported, as (rank, tokens, blocks).
     fn reports(account: &mut Account) -> Vec<(u32, u64, u64)> {
@@ -287,6 +310,27 @@ mod tests {
         let mut all = reports(&mut account);
         all.sort_unstable();
         assert_eq!(all, [(0, 1, 1), (2, 9, 3), (5, 2, 3), (7, 1, 9)]);
+    }
+
+    #[test]
+    fn what_runs_on_the_worker_that_had_the_id_before_does_not_count() {
+        let mut account = Account::default();
+        let mut before = account.begin(Cost::new(5, 1));
+        let unreported = account.begin(Cost::new(5, 1).on_rank(1));
+        assert_eq!(account.next_report(), Some((0, load(5, 1))));
+        account.hand_over();
+        assert_eq!(reports(&mut account), [(0, 0, 0)]);
+        assert!(account.is_empty());
+
+        let after = account.begin(Cost::new(7, 2));
+        account.end_prefill(&mut before);
+        account.grow(&mut before, 9);
+        account.end(&before);
+        account.end(&unreported);
+        assert_eq!(reports(&mut account), [(0, 7, 2)]);
+        account.end(&after);
+        assert_eq!(reports(&mut account), [(0, 0, 0)]);
+        assert!(account.is_empty());
     }
 
     #[test]

@@ -85,8 +85,10 @@
 //!
 //! A worker may also leave the monitor and come back, with requests of ours
 //! still running: the next report says all of them, and
-//! [`LoadTracker::report`] makes one at once. Reports about a worker that the
-//! monitor does not know are dropped and counted there.
+//! [`LoadTracker::report`] makes one at once. If it is another worker that
+//! comes under the same id, [`LoadTracker::hand_over`] first says so: what runs
+//! on the one before is not its load. Reports about a worker that the monitor
+//! does not know are dropped and counted there.
 //!
 //! # What it costs you
 //!
@@ -104,10 +106,10 @@
 //!
 //! # Panics
 //!
-//! Nothing here panics by itself. If a waker that a mark wakes does, the
-//! panic reaches the caller when everything is counted and reported; it goes
-//! no further if the caller is unwinding already. A cost function that panics
-//! has counted nothing.
+//! Nothing here panics by itself, except [`KeepFresh`] where there is no
+//! timer. If a waker that a mark wakes does, the panic reaches the caller when
+//! everything is counted and reported; it goes no further if the caller is
+//! unwinding already. A cost function that panics has counted nothing.
 
 mod account;
 mod cost;
@@ -132,6 +134,7 @@ pub use worker::Tracked;
 
 use super::WorkerMonitor;
 use crate::{WorkerId, unwind::FirstPanic};
+use account::Account;
 use std::{fmt, num::NonZeroU64, sync::Arc};
 use worker::Fleet;
 
@@ -216,6 +219,21 @@ impl<K: WorkerId, C, T> LoadTracker<K, C, T> {
             panic.resume();
         }
     }
+
+    /// Another worker has this id from now on, such as one at another address:
+    /// what runs on the one before counts no more, and its end takes nothing
+    /// off. Requests that begin after this are those of the new one; its ranks
+    /// are those of the old one until [others](TrackLoadLayer::ranks) are
+    /// declared.
+    ///
+    /// Call it before the new one gets a request.
+    pub fn hand_over(&self, worker: &K) {
+        if let Some(worker) = self.fleet.get(worker) {
+            let mut panic = FirstPanic::default();
+            worker.change(&mut Account::hand_over, &mut panic);
+            panic.resume();
+        }
+    }
 }
 
 impl<K, C, T> LoadTracker<K, C, T> {
@@ -225,6 +243,10 @@ impl<K, C, T> LoadTracker<K, C, T> {
     ///
     /// Drop it to stop. Cancel safe: it holds no request and no worker, and
     /// another one goes on where it was dropped.
+    ///
+    /// # Panics
+    ///
+    /// When it is polled outside of a tokio runtime that has its timer enabled.
     pub fn keep_fresh(&self) -> KeepFresh<K> {
         KeepFresh::new(self.fleet.clone())
     }

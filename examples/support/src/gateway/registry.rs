@@ -383,6 +383,9 @@ impl Registry {
                 model.roster.remove(&id);
             }
         }
+        if let Some(tracking) = self.tracking.as_ref().filter(|_| !is_same && old.is_some()) {
+            tracking.hand_over(&id);
+        }
         for model in &models {
             if !is_same || !old_models.iter().any(|other| Arc::ptr_eq(other, model)) {
                 model.roster.insert(id.clone(), service.clone());

@@ -84,6 +84,11 @@ impl Tracking {
         self.tracker.report(worker);
     }
 
+    /// The id is another worker's from now on.
+    pub(super) fn hand_over(&self, worker: &Id) {
+        self.tracker.hand_over(worker);
+    }
+
     pub(super) fn keep_fresh(&self) -> KeepFresh<Id> {
         self.tracker.keep_fresh()
     }
