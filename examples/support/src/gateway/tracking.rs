@@ -108,7 +108,8 @@ impl Tracking {
 /// token. An answer that is no stream has none, and ends with its only frame.
 fn events(frame: &Frame<Bytes>) -> u64 {
     let data = frame.data_ref().map_or(&[][..], |data| &**data);
-    data.windows(2).filter(|pair| pair == b"\n\n").count() as u64
+    let ends = |end: &'static [u8]| data.windows(end.len()).filter(move |it| *it == end).count();
+    (ends(b"\n\n") + ends(b"\r\n\r\n")) as u64
 }
 
 /// The client of one worker, whether or not its requests are counted.
@@ -387,6 +388,7 @@ mod tests {
         let count = |data: &'static [u8]| events(&Frame::data(Bytes::from_static(data)));
         assert_eq!(count(b"data: {}\n\n"), 1);
         assert_eq!(count(b"data: {}\n\ndata: {}\n\ndata: [DONE]\n\n"), 3);
+        assert_eq!(count(b"data: {}\r\n\r\ndata: [DONE]\r\n\r\n"), 2);
         assert_eq!(count(b"{\"choices\": []}"), 0);
         assert_eq!(count(b""), 0);
         assert_eq!(events(&Frame::trailers(http::HeaderMap::new())), 0);
