@@ -77,6 +77,9 @@
 //! does that balances its ranks. One that does not is shown more even than it
 //! is.
 //!
+//! It stays on that rank to its end. While the worker's configuration does not
+//! have the rank, its reports are dropped and counted by the monitor.
+//!
 //! # Evidence ages
 //!
 //! A monitor forgets what was reported 30 s ago, and a request may run for
