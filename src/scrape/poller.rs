@@ -67,6 +67,10 @@ impl PollerBuilder {
     pub const DEFAULT_MAX_BODY: usize = 4 << 20;
 
     /// The time from the end of a scrape to the start of the next one.
+    ///
+    /// Keep it well below the time that a count is good for the monitor, 30 s
+    /// by default: a full worker is free from when its last report is stale to
+    /// the next one.
     #[must_use]
     pub fn interval(mut self, interval: Duration) -> Self {
         self.interval = interval;

@@ -152,6 +152,21 @@ fn metrics_are_read_only_if_asked_for_each_second_or_as_often_as_asked() {
     );
 }
 
+#[test]
+fn metrics_that_would_be_stale_before_they_are_read_again_are_refused() {
+    let stale = |flags: &[&str]| config(flags, &[]).map(|it| it.scrape);
+    let seldom = ["--scrape", "--scrape-interval-ms", "15001"];
+    let error = stale(&seldom).unwrap_err();
+    for part in [seldom[1], seldom[2], "half", "--stale-after-ms", "30000"] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(stale(&["--scrape", "--stale-after-ms", "1999"]).is_err());
+    assert!(stale(&["--scrape", "--stale-after-ms", "2000"]).is_ok());
+    assert!(stale(&seldom[1..]).is_ok(), "nothing is read");
+    let for_ever = ["--stale-after-ms", "0"];
+    assert!(stale(&[&seldom[..], &for_ever].concat()).is_ok());
+}
+
 #[tokio::test]
 async fn options_that_exclude_each_other_are_named() {
     let both = ["--no-embedded-workers", "--embedded-workers", "1"];

@@ -122,7 +122,8 @@ pub struct GatewayArgs {
     #[arg(long)]
     scrape: bool,
 
-    /// How long after one reading of a worker's metrics the next one is, in ms
+    /// How long after one reading of a worker's metrics the next one is, in ms;
+    /// at most half of --stale-after-ms
     #[arg(long, default_value = "1000", value_name = "MS", value_parser = whole(1..=DAY_MS))]
     scrape_interval_ms: u64,
 
@@ -171,6 +172,17 @@ fn distinct(workers: &[(String, Uri)], embedded: usize) -> Result<(), UsageError
             let expected = "expected an id that no other worker has";
             return Err(UsageError::new("--worker", value, expected));
         }
+    }
+    Ok(())
+}
+
+/// A worker that is full would be free from when its load is stale to when it
+/// is read again; and readings are not quite regular.
+fn stays_fresh(interval_ms: u64, stale_after_ms: u64) -> Result<(), UsageError> {
+    if stale_after_ms > 0 && interval_ms > stale_after_ms / 2 {
+        let expected = format!("expected at most half of --stale-after-ms, {stale_after_ms}");
+        let name = "--scrape-interval-ms";
+        return Err(UsageError::new(name, interval_ms, expected));
     }
     Ok(())
 }
@@ -237,6 +249,9 @@ impl GatewayArgs {
             workers => workers.unwrap_or(default),
         };
         distinct(&self.workers, embedded_workers)?;
+        if self.scrape {
+            stays_fresh(self.scrape_interval_ms, self.stale_after_ms)?;
+        }
         let (slots, queue) = (
             self.embedded_engine_request_limit,
             self.embedded_request_queue_limit,
