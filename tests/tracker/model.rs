@@ -12,6 +12,9 @@ use tower_overload::load::tracker::Cost;
 
 const RANKS: [u32; 2] = [0, 3];
 
+/// Where requests are that do not count.
+const NOBODY: u32 = u32::MAX;
+
 #[derive(Clone, Debug)]
 enum Step {
     /// Prompt tokens and rank.
@@ -24,6 +27,8 @@ enum Step {
     Refresh,
     /// The monitor forgets the worker, which is registered again.
     Return,
+    /// Another worker gets the id.
+    HandOver,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +57,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => which().prop_map(Step::Drop),
         1 => Just(Step::Refresh),
         1 => Just(Step::Return),
+        1 => Just(Step::HandOver),
     ];
     vec(step, 1..150)
 }
@@ -156,6 +162,12 @@ proptest! {
                     prop_assert!(monitor.remove(&WORKER));
                     monitor.configure_for_all(WORKER, config);
                     unreported = true;
+                }
+                Step::HandOver => {
+                    tracker.hand_over(&WORKER);
+                    waiting.iter_mut().for_each(|(plain, ..)| plain.rank = NOBODY);
+                    running.iter_mut().for_each(|(plain, ..)| plain.rank = NOBODY);
+                    unreported = false;
                 }
                 Step::Head(..) | Step::Frame(..) | Step::Drop(_) => {}
             }
