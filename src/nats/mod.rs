@@ -115,8 +115,9 @@
 //! not come all at once, and subscribes again. Until then marks fall when
 //! their evidence is stale, and no worker is taken for gone: silence means
 //! nothing then. The gauge `…_frontend_load_sources_connected`, the log, and
-//! `is_connected` of a source tell of it. Pass a client made with options of
-//! your own for TLS and credentials; [`connect_options`] is a start.
+//! `is_connected` of a source tell of it. A name and a password, or a token, can
+//! be in the URLs of the [`Servers`]. Pass a client made with options of your
+//! own for certificates and other credentials; [`connect_options`] is a start.
 
 mod connect;
 pub mod dynamo;
