@@ -1,8 +1,17 @@
-//! Servers that ask for credentials.
+//! Servers that ask for credentials, or take little.
 
-use crate::support::{Fleet, LONG, registration, with_server};
-use std::sync::Arc;
-use tower_overload::nats::{self, FleetSource, Publisher, Servers, Subjects};
+use crate::{
+    eventually::eventually,
+    support::{Fleet, LONG, next, registration, with_server},
+};
+use std::{
+    io,
+    sync::{Arc, Mutex},
+};
+use tower_overload::{
+    load::LoadEvent,
+    nats::{self, FleetEvent, FleetSource, Publisher, Servers, Subjects},
+};
 
 #[test]
 fn credentials_in_the_url_are_those_that_the_server_gets() {
@@ -27,4 +36,57 @@ fn credentials_in_the_url_are_those_that_the_server_gets() {
             assert_eq!(fleet.joined(1).await, ["a"]);
         }
     });
+}
+
+#[test]
+fn what_the_server_would_not_take_is_logged_once_a_connection_and_the_rest_is_said() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    tracing_subscriber::fmt()
+        .with_env_filter("tower_overload::nats::publisher=warn")
+        .with_writer(move || writer.clone())
+        .with_ansi(false)
+        .init();
+    with_server(async |mut server, _| {
+        server.kill().await;
+        server.start_again_as("max_payload: 100");
+        let client = server.client().await;
+        let mut hears = FleetSource::<Arc<str>>::subscribe(&client);
+        let worker = server.publisher("wordy", registration().ttl(LONG)).await;
+        for connection in 1..=2 {
+            for blocks in 10 * connection..10 * connection + 5 {
+                let load = LoadEvent::new((), 0).kv_used_blocks(blocks);
+                worker.report(load).unwrap();
+                loop {
+                    let FleetEvent::Load(heard) = next(&mut hears).await else {
+                        panic!("its registration is too long");
+                    };
+                    if heard.kv_used_blocks == Some(blocks) {
+                        break;
+                    }
+                }
+            }
+            let log = lines.0.lock().unwrap().clone();
+            let log = String::from_utf8(log).unwrap();
+            let of_it = log.lines().filter(|line| line.contains("wordy"));
+            assert_eq!(of_it.count() as u64, connection, "{log}");
+            assert!(log.contains("Payload size limit of 100 exceeded"), "{log}");
+            server.kill().await;
+            eventually("the source tells", async || !hears.is_connected()).await;
+            server.start_again_as("max_payload: 100");
+        }
+    });
+}
+
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
