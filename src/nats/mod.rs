@@ -140,6 +140,11 @@ pub use source::{
 pub use subjects::{DEFAULT_ROOT, InvalidName, MAX_NAME, Subjects};
 pub use undecodable::{Defect, Undecodable};
 
+/// What the fuzz target of the messages calls.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use message::check_any;
+
 /// The client that sources and publishers use.
 pub use async_nats;
 
