@@ -25,13 +25,40 @@ const PING_EVERY: Duration = Duration::from_secs(2);
 /// The servers of a NATS cluster, as on a command line:
 /// `nats://10.0.0.1:4222,nats://10.0.0.2:4222`.
 ///
+/// A URL may have a name and a password, `nats://NAME:PASSWORD@HOST`, or a
+/// token, `nats://TOKEN@HOST`, percent-encoded where need be. A client has the
+/// same ones for every server that it finds, so all URLs with any have to have
+/// the same.
+///
 /// Displayed without names and passwords.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Servers(Vec<ServerAddr>);
+pub struct Servers {
+    addresses: Vec<ServerAddr>,
+    credentials: Option<Credentials>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum Credentials {
+    Password { name: String, password: String },
+    Token(String),
+}
 
 impl Servers {
     /// The most servers.
     pub const MAX: usize = 64;
+
+    /// [`connect_options`], with the credentials that the URLs have: the client
+    /// does not take them from there by itself.
+    pub fn connect_options(&self, prefix: &Prefix) -> ConnectOptions {
+        let options = connect_options(prefix);
+        match self.credentials.clone() {
+            None => options,
+            Some(Credentials::Password { name, password }) => {
+                options.user_and_password(name, password)
+            }
+            Some(Credentials::Token(token)) => options.token(token),
+        }
+    }
 }
 
 impl FromStr for Servers {
@@ -53,12 +80,52 @@ impl FromStr for Servers {
                 && parts.port() != Some(0);
             is_server.then_some(server).ok_or(InvalidServers)
         });
-        let servers = servers.collect::<Result<Vec<_>, _>>()?;
-        if servers.len() > Self::MAX {
+        let addresses = servers.collect::<Result<Vec<_>, _>>()?;
+        if addresses.len() > Self::MAX {
             return Err(InvalidServers);
         }
-        Ok(Self(servers))
+        let mut credentials = None;
+        for server in &addresses {
+            let next = Credentials::of(server)?;
+            if credentials.is_some() && next.is_some() && credentials != next {
+                return Err(InvalidServers);
+            }
+            credentials = credentials.or(next);
+        }
+        Ok(Self {
+            addresses,
+            credentials,
+        })
     }
+}
+
+impl Credentials {
+    fn of(server: &ServerAddr) -> Result<Option<Self>, InvalidServers> {
+        Ok(match (server.username(), server.password()) {
+            (None, None) => None,
+            (None, Some(_)) => return Err(InvalidServers),
+            (Some(token), None) => Some(Self::Token(percent_decoded(token)?)),
+            (Some(name), Some(password)) => Some(Self::Password {
+                name: percent_decoded(name)?,
+                password: percent_decoded(password)?,
+            }),
+        })
+    }
+}
+
+fn percent_decoded(text: &str) -> Result<String, InvalidServers> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut parts = text.split('%');
+    bytes.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
+    for part in parts {
+        let (byte, rest) = part.split_at_checked(2).ok_or(InvalidServers)?;
+        if !byte.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(InvalidServers);
+        }
+        bytes.push(u8::from_str_radix(byte, 16).map_err(|_| InvalidServers)?);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    String::from_utf8(bytes).map_err(|_| InvalidServers)
 }
 
 /// A text that names no servers.
@@ -70,7 +137,7 @@ impl fmt::Display for InvalidServers {
         write!(
             f,
             "expected 1 to {} URLs of the form nats://HOST:PORT or tls://HOST:PORT, separated by \
-             commas",
+             commas; those with NAME:PASSWORD@ or TOKEN@ before HOST have the same",
             Servers::MAX
         )
     }
@@ -82,13 +149,13 @@ impl ToServerAddrs for Servers {
     type Iter = std::vec::IntoIter<ServerAddr>;
 
     fn to_server_addrs(&self) -> std::io::Result<Self::Iter> {
-        Ok(self.0.clone().into_iter())
+        Ok(self.addresses.clone().into_iter())
     }
 }
 
 impl fmt::Display for Servers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, server) in self.0.iter().enumerate() {
+        for (n, server) in self.addresses.iter().enumerate() {
             let comma = if n == 0 { "" } else { "," };
             let host = server.host();
             let (open, close) = if host.contains(':') {
@@ -109,14 +176,15 @@ impl fmt::Debug for Servers {
     }
 }
 
-/// Connects with [`connect_options`], and returns at once: whether the servers
+/// Connects with [`Servers::connect_options`], and returns at once: whether the servers
 /// can be reached or not, the client tries on for ever.
 ///
 /// # Errors
 ///
 /// None that a value of `Servers` can bring about, at present.
 pub async fn connect(servers: &Servers) -> Result<Client, ConnectError> {
-    connect_options(&Prefix::default()).connect(servers).await
+    let options = servers.connect_options(&Prefix::default());
+    options.connect(servers).await
 }
 
 /// The options that suit a fleet: a client that does not wait for its first
@@ -187,6 +255,17 @@ mod tests {
     }
 
     #[test]
+    fn credentials_are_those_of_any_url() {
+        let read = |text: &str| text.parse::<Servers>().unwrap().credentials;
+        assert!(read("nats://a,nats://b").is_none());
+        let token = Some(Credentials::Token("s:3".into()));
+        assert!(read("nats://s%3a3@a,nats://s%3A3@b") == token);
+        let (name, password) = ("mé".into(), "p w/@".into());
+        let password = Some(Credentials::Password { name, password });
+        assert!(read("nats://a,nats://m%C3%A9:p%20w%2F%40@b") == password);
+    }
+
+    #[test]
     fn what_is_no_list_of_servers_is_refused() {
         for bad in [
             "",
@@ -201,6 +280,11 @@ mod tests {
             "nats://a:0",
             "ws://a",
             "nats://a b",
+            "nats://:secret@a",
+            "nats://%zz@a",
+            "nats://%ff@a",
+            "nats://me:secret@a,nats://me:other@b",
+            "nats://me:secret@a,nats://token@b",
         ] {
             assert_eq!(bad.parse::<Servers>(), Err(InvalidServers), "{bad}");
         }

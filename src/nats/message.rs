@@ -294,6 +294,37 @@ pub(super) fn decode(address: &Address, payload: &[u8]) -> Result<Said, Reason> 
     }
 }
 
+/// Reads a message that may be anything, and panics unless what was read is
+/// within its limits, and the same when it is written and read again.
+#[cfg(fuzzing)]
+pub fn check_any(subjects: &super::Subjects, subject: &str, payload: &[u8]) {
+    let Some(address) = subjects.parse(subject) else {
+        return;
+    };
+    let made = match address.kind {
+        Kind::Load => subjects.load(&address.model, &address.worker),
+        Kind::Worker => subjects.worker(&address.model, &address.worker),
+    };
+    assert_eq!(made.as_deref(), Ok(subject));
+    let Ok(said) = decode(&address, payload) else {
+        return;
+    };
+    let json = match &said {
+        Said::Loads(events) => {
+            assert!(events.len() <= WorkerConfig::MAX_RANKS);
+            loads(events)
+        }
+        Said::Registered(it) => {
+            assert_eq!(it.check(), Ok(()));
+            assert!(it.models.contains(&address.model));
+            registration(it)
+        }
+        Said::Leaves => goodbye(),
+    };
+    assert!(json.len() <= MAX_MESSAGE, "too long to be said");
+    assert_eq!(decode(&address, &json), Ok(said));
+}
+
 /// The JSON of a registration.
 pub(super) fn registration(registration: &Registration) -> Vec<u8> {
     let ttl = registration.ttl.as_millis().min(u128::from(u64::MAX)) as u64;

@@ -115,8 +115,9 @@
 //! not come all at once, and subscribes again. Until then marks fall when
 //! their evidence is stale, and no worker is taken for gone: silence means
 //! nothing then. The gauge `…_frontend_load_sources_connected`, the log, and
-//! `is_connected` of a source tell of it. Pass a client made with options of
-//! your own for TLS and credentials; [`connect_options`] is a start.
+//! `is_connected` of a source tell of it. A name and a password, or a token, can
+//! be in the URLs of the [`Servers`]. Pass a client made with options of your
+//! own for certificates and other credentials; [`connect_options`] is a start.
 
 mod connect;
 pub mod dynamo;
@@ -138,6 +139,11 @@ pub use source::{
 };
 pub use subjects::{DEFAULT_ROOT, InvalidName, MAX_NAME, Subjects};
 pub use undecodable::{Defect, Undecodable};
+
+/// What the fuzz target of the messages calls.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use message::check_any;
 
 /// The client that sources and publishers use.
 pub use async_nats;

@@ -4,7 +4,7 @@ use super::{
     subjects::Subjects,
 };
 use crate::load::{DropReason, LoadEvent, ReportSchedule};
-use async_nats::{Client, Message, Subscriber};
+use async_nats::{Client, Message, Subscriber, client::PublishErrorKind};
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, future::pending};
 use std::{
@@ -40,6 +40,10 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 /// that was not sent yet; without a connection nothing is sent, and what is
 /// the newest by then is sent when there is one again, after the
 /// announcement. So nothing piles up, and no gateway reads old load.
+///
+/// What is longer than the server's `max_payload` cannot be said, and the log
+/// tells so, once for each connection. A registration with long names of many
+/// models may need 100 KiB, and the load of 1024 ranks as much.
 ///
 /// Dropping it is the worker's sudden death: nobody is told, and gateways find
 /// out when its registration ends. [`leave`](Self::leave) says goodbye.
@@ -163,6 +167,7 @@ impl Publisher {
                 subjects: subjects.clone(),
                 worker: worker.clone(),
                 shared: shared.clone(),
+                told_of_length: false,
             }
             .run(),
         );
@@ -286,10 +291,12 @@ struct Voice {
     subjects: Subjects,
     worker: String,
     shared: Arc<Shared>,
+    /// The log says that this server takes only shorter messages.
+    told_of_length: bool,
 }
 
 impl Voice {
-    async fn run(self) {
+    async fn run(mut self) {
         let start = Instant::now();
         let mut link = Link::new(
             self.client.clone(),
@@ -309,6 +316,7 @@ impl Voice {
         loop {
             let now = Instant::now();
             if link.look(now) == Some(Change::Up) {
+                self.told_of_length = false;
                 heartbeat.at_once(now);
             }
             let (registration, loads) = {
@@ -355,9 +363,10 @@ impl Voice {
     }
 
     /// Publishes on the subject of each model; false if the client cannot take
-    /// it now.
+    /// it now. What the server would never take counts as said: trying it again
+    /// before its time would be in vain.
     fn say(
-        &self,
+        &mut self,
         models: &[String],
         subject: impl Fn(&Subjects, &str, &str) -> Result<String, super::InvalidName>,
         json: &[u8],
@@ -368,7 +377,17 @@ impl Voice {
                 return false;
             };
             let said = self.client.publish(subject, json.clone()).now_or_never();
-            matches!(said, Some(Ok(())))
+            match said {
+                Some(Ok(())) => true,
+                Some(Err(error)) if error.kind() == PublishErrorKind::MaxPayloadExceeded => {
+                    if !std::mem::replace(&mut self.told_of_length, true) {
+                        let worker = &*self.worker;
+                        tracing::warn!(worker, %error, "the server does not take a message");
+                    }
+                    true
+                }
+                Some(Err(_)) | None => false,
+            }
         })
     }
 }

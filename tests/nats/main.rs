@@ -1,6 +1,7 @@
 //! Load events and registrations over a real NATS server, which each test
 //! starts for itself.
 
+mod demanding;
 #[path = "../support/dynamo.rs"]
 mod dynamo;
 #[path = "../support/eventually.rs"]

@@ -66,7 +66,7 @@ impl Server {
         let name = format!("tower-overload-nats-{}-{n}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&directory).unwrap();
-        let process = spawn(&program, &directory, "-1");
+        let process = spawn(&program, &directory, "-1", &[]);
         let mut server = Self {
             process,
             program,
@@ -122,7 +122,20 @@ impl Server {
 
     /// On the port that it had.
     pub fn start_again(&mut self) {
-        self.process = spawn(&self.program, &self.directory, &self.port.to_string());
+        self.start_again_with(&[]);
+    }
+
+    /// As another server, on that port.
+    pub fn start_again_with(&mut self, flags: &[&str]) {
+        let port = self.port.to_string();
+        self.process = spawn(&self.program, &self.directory, &port, flags);
+    }
+
+    /// The same, with this configuration.
+    pub fn start_again_as(&mut self, configuration: &str) {
+        let file = self.directory.join("server.conf");
+        std::fs::write(&file, configuration).unwrap();
+        self.start_again_with(&["-c", file.to_str().unwrap()]);
     }
 }
 
@@ -133,10 +146,11 @@ impl Drop for Server {
     }
 }
 
-fn spawn(program: &Path, directory: &Path, port: &str) -> Child {
+fn spawn(program: &Path, directory: &Path, port: &str, flags: &[&str]) -> Child {
     Command::new(program)
         .args(["-a", "127.0.0.1", "-p", port, "--ports_file_dir"])
         .arg(directory)
+        .args(flags)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -268,7 +268,7 @@ impl Registry {
     /// The fleet that these servers tell of, counted in the metrics here.
     pub(super) async fn fleet(&self, servers: &nats::Servers) -> io::Result<FleetSource<Id>> {
         let options = metrics::with_local_recorder(&self.recorder, || {
-            nats::connect_options(&Prefix::default())
+            servers.connect_options(&Prefix::default())
         });
         let client = options.connect(servers).await.map_err(io::Error::other)?;
         Ok(metrics::with_local_recorder(&self.recorder, || {
