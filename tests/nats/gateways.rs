@@ -68,6 +68,22 @@ async fn both_see(gateways: &[Seen; 2], is: &str, expected: &[&str]) {
 }
 
 #[test]
+fn a_worker_that_an_operator_removes_is_back_with_its_next_load() {
+    with_server(async |server, _| {
+        let gateway = Seen::start(&server).await;
+        let worker = server.publisher("a", registration().ttl(LONG)).await;
+        let there = async || !gateway.workers("id").await.is_empty();
+        eventually("it joins", there).await;
+        let removed = gateway.admin.send(Method::DELETE, "/workers/a", &[], "");
+        assert_eq!(removed.await.unwrap().status(), StatusCode::NO_CONTENT);
+        worker
+            .report(LoadEvent::new((), 0).kv_used_blocks(1))
+            .unwrap();
+        eventually("it is back", there).await;
+    });
+}
+
+#[test]
 fn two_gateways_agree_on_who_is_busy_after_one_event() {
     with_server(async |server, _| {
         let gateways = [Seen::start(&server).await, Seen::start(&server).await];
