@@ -60,10 +60,9 @@ fn observe(registry: &Registry, members: &Members, loads: &mut Vec<LoadEvent<Id>
     }
     if registry.load(loads).dropped > 0 {
         for LoadEvent { worker, .. } in &*loads {
-            if let Some(registration) = members.get(worker) {
-                if !registry.knows(worker) {
-                    join(registry, worker, registration);
-                }
+            let registration = members.get(worker).filter(|_| !registry.knows(worker));
+            if let Some(registration) = registration {
+                join(registry, worker, registration);
             }
         }
     }
