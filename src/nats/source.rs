@@ -123,14 +123,7 @@ impl SourceBuilder {
         K: WorkerId,
         F: FnMut(&str) -> Option<K> + Send + 'static,
     {
-        let subscriptions = self.of_each_model(|model| self.subjects.all_load(model))?;
-        let announce = Some(self.subjects.announce());
-        let feed = self.feed(
-            client,
-            subscriptions,
-            announce,
-            plain(self.subjects.clone(), id),
-        )?;
+        let feed = self.plain_feed(client, |model| self.subjects.all_load(model), id)?;
         Ok(LoadSource(feed))
     }
 
@@ -149,14 +142,7 @@ impl SourceBuilder {
         K: WorkerId,
         F: FnMut(&str) -> Option<K> + Send + 'static,
     {
-        let subscriptions = self.of_each_model(|model| self.subjects.all(model))?;
-        let announce = Some(self.subjects.announce());
-        let feed = self.feed(
-            client,
-            subscriptions,
-            announce,
-            plain(self.subjects.clone(), id),
-        )?;
+        let feed = self.plain_feed(client, |model| self.subjects.all(model), id)?;
         Ok(FleetSource {
             feed,
             workers: Registrations::new(self.max_workers),
@@ -192,6 +178,24 @@ impl SourceBuilder {
         check_subject(subject).map_err(InvalidSource::Name)?;
         let feed = self.feed(client, vec![subject.to_owned()], None, of_dynamo(id))?;
         Ok(LoadSource(feed))
+    }
+
+    /// What is said on our own subjects, by workers that are asked to announce
+    /// themselves.
+    fn plain_feed<K, F>(
+        &self,
+        client: &Client,
+        subject: impl Fn(Option<&str>) -> Result<String, InvalidName>,
+        id: F,
+    ) -> Result<Feed<K>, InvalidSource>
+    where
+        K: WorkerId,
+        F: FnMut(&str) -> Option<K> + Send + 'static,
+    {
+        let subscriptions = self.of_each_model(subject)?;
+        let announce = Some(self.subjects.announce());
+        let read = plain(self.subjects.clone(), id);
+        self.feed(client, subscriptions, announce, read)
     }
 
     fn of_each_model(
