@@ -22,7 +22,7 @@ use tower::{
     util::BoxService,
 };
 use tower_overload::busy::{
-    Balanced, BusyBalance, BusyMark, BusySet, ErrorsOnly, PreCheckLayer, RosterChanges, roster,
+    BusyDiscover, BusyFilter, BusyFilterLayer, BusyMark, BusySet, ErrorsOnly, RosterChanges, roster,
 };
 
 /// A worker that answers at once, and is ready or never.
@@ -48,7 +48,8 @@ impl Service<u64> for Worker {
     }
 }
 
-type Filtered = Balanced<RosterChanges<u64, Worker>, u64, ErrorsOnly, CompleteOnResponse>;
+type Marked = BusyDiscover<RosterChanges<u64, Worker>, ErrorsOnly, CompleteOnResponse>;
+type Filtered = BusyFilter<Balance<PendingRequestsDiscover<Marked>, u64>>;
 
 /// A filter over `workers`, the first `busy` of which are marked.
 fn filtered(workers: u64, busy: u64) -> (Filtered, BusySet<u64>, Vec<BusyMark>) {
@@ -57,10 +58,11 @@ fn filtered(workers: u64, busy: u64) -> (Filtered, BusySet<u64>, Vec<BusyMark>) 
     for worker in 0..workers {
         roster.insert(worker, Worker { ready: true });
     }
-    let filter = BusyBalance::new(set.clone())
-        .policy(ErrorsOnly)
-        .completion(CompleteOnResponse::default())
-        .build(changes);
+    let completion = CompleteOnResponse::default;
+    let discover = BusyDiscover::with(changes, set.clone(), ErrorsOnly, completion());
+    let layer = BusyFilterLayer::new(discover.members());
+    let discover = PendingRequestsDiscover::new::<u64>(discover, completion());
+    let filter = layer.layer(Balance::new(discover));
     let marks = (0..busy).map(|worker| {
         let mut mark = set.busy_mark(worker);
         mark.set(None);
@@ -165,11 +167,6 @@ fn refused(c: &mut Criterion) {
         let (mut filter, _set, _marks) = filtered(workers, workers);
         group.bench_function(BenchmarkId::new("BusyFilter", workers), |b| {
             b.iter(|| assert!(!request(&mut filter, black_box(1))));
-        });
-        let layer = PreCheckLayer::new(filter.members().clone());
-        let mut check = layer.layer(Worker { ready: true });
-        group.bench_function(BenchmarkId::new("PreCheck", workers), |b| {
-            b.iter(|| assert!(!request(&mut check, black_box(1))));
         });
     }
     group.finish();

@@ -35,17 +35,20 @@ pub enum OverloadReason {
     /// The chosen worker became busy between readiness and dispatch, and no
     /// other was ready. Nothing was sent: the request can be retried at once.
     BusyAtDispatch,
+    /// As many requests wait for a worker as may.
+    TooManyWaiting,
 }
 
 impl OverloadReason {
     /// The reason as a label: `all_workers_busy`, `worker_at_capacity`,
-    /// `waited_too_long` or `busy_at_dispatch`.
+    /// `waited_too_long`, `busy_at_dispatch` or `too_many_waiting`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::AllWorkersBusy => "all_workers_busy",
             Self::WorkerAtCapacity => "worker_at_capacity",
             Self::WaitedTooLong => "waited_too_long",
             Self::BusyAtDispatch => "busy_at_dispatch",
+            Self::TooManyWaiting => "too_many_waiting",
         }
     }
 }
@@ -57,17 +60,17 @@ impl fmt::Display for OverloadReason {
             Self::WorkerAtCapacity => "worker at capacity",
             Self::WaitedTooLong => "waited too long in the worker's queue",
             Self::BusyAtDispatch => "worker became busy at dispatch",
+            Self::TooManyWaiting => "too many requests wait for a worker",
         })
     }
 }
 
 /// There are workers, and none has room for this request.
-///
-/// A cheap value: cloning it copies it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceOverloaded {
     reason: OverloadReason,
     retry_after: Option<Duration>,
+    worker: Option<Arc<str>>,
 }
 
 impl ServiceOverloaded {
@@ -76,6 +79,7 @@ impl ServiceOverloaded {
         Self {
             reason,
             retry_after: None,
+            worker: None,
         }
     }
 
@@ -84,6 +88,18 @@ impl ServiceOverloaded {
     pub const fn with_retry_after(mut self, retry_after: Option<Duration>) -> Self {
         self.retry_after = retry_after;
         self
+    }
+
+    /// Names the worker that refused the request.
+    #[must_use]
+    pub fn with_worker(mut self, worker: impl Into<Arc<str>>) -> Self {
+        self.worker = Some(worker.into());
+        self
+    }
+
+    /// The worker that refused the request; `None` if no worker was asked.
+    pub fn worker(&self) -> Option<&str> {
+        self.worker.as_deref()
     }
 
     /// Why the request was refused.
@@ -184,6 +200,7 @@ impl Error for Unavailable {}
 pub struct Unreachable {
     source: Arc<dyn Error + Send + Sync>,
     may_have_been_sent: bool,
+    worker: Option<Arc<str>>,
 }
 
 impl Unreachable {
@@ -193,6 +210,7 @@ impl Unreachable {
         Self {
             source: Arc::from(source.into()),
             may_have_been_sent: false,
+            worker: None,
         }
     }
 
@@ -202,7 +220,20 @@ impl Unreachable {
         Self {
             source: Arc::from(source.into()),
             may_have_been_sent: true,
+            worker: None,
         }
+    }
+
+    /// Names the worker that was not reached.
+    #[must_use]
+    pub fn with_worker(mut self, worker: impl Into<Arc<str>>) -> Self {
+        self.worker = Some(worker.into());
+        self
+    }
+
+    /// The worker that was not reached, if that is known.
+    pub fn worker(&self) -> Option<&str> {
+        self.worker.as_deref()
     }
 
     /// Whether the worker may have got the request.

@@ -8,10 +8,10 @@
 //! requests into its engine and lets exactly Q wait.
 //!
 //! ```text
-//! gateway:  OverloadStatusLayer → Buffer → BusyFilterLayer → Balance → BusyDiscover(any Discover)
-//!                 └ 529 / 503                   │ members ◀─────────────────┤
-//!                                               └ marks ◀── BusySet ────────┘ ◀── WorkerMonitor ◀ load events
+//! gateway:  OverloadStatusLayer → Retry(RetryRefused) → WorkerPool(any Discover) → per worker: LoadTracker → client
+//!                 └ 529 / 503                            └ marks ◀── BusySet ◀── WorkerMonitor ◀ load events
 //! worker:   OverloadStatusLayer → EngineAdmissionLayer(N, Q) → engine
+//! by hand:  OverloadStatusLayer → Buffer → BusyFilterLayer → any balancer → BusyDiscover(any Discover)
 //! ```
 //!
 //! Every piece works alone:
@@ -19,7 +19,8 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`admission`] | a worker's cap: N slots, a FIFO queue of Q, exact at every instant |
-//! | [`busy`] | a balancer that passes over marked workers, and never hangs |
+//! | [`pool`] | one service for many workers: it chooses among those that are open, and bounds every wait |
+//! | [`busy`] | the marks of workers, and the layers that make a stock balancer honour them |
 //! | [`load`] | when a worker is busy, from what it reports |
 //! | [`status`] | errors become responses |
 //! | [`completion`] | a request is over when its response *body* is |
@@ -42,7 +43,8 @@
 //! use tower_overload::{
 //!     BoxError,
 //!     admission::EngineAdmissionLayer,
-//!     busy::{BusyBalance, BusySet, roster},
+//!     busy::{BusySet, roster},
+//!     pool::WorkerPool,
 //!     status::OverloadStatusLayer,
 //! };
 //!
@@ -61,8 +63,7 @@
 //! roster.insert("worker-0", worker);
 //! let gateway = ServiceBuilder::new()
 //!     .layer(OverloadStatusLayer::new().infallible())
-//!     .buffer(64)
-//!     .service(BusyBalance::new(BusySet::new()).build(changes));
+//!     .service(WorkerPool::new(changes, BusySet::new()));
 //!
 //! // A response holds its slot until its body has ended.
 //! let first = gateway.clone().oneshot(Request::new(())).await?;
@@ -91,6 +92,7 @@ pub mod load;
 pub mod metrics;
 #[cfg(feature = "nats")]
 pub mod nats;
+pub mod pool;
 #[cfg(feature = "scrape")]
 pub mod scrape;
 pub mod status;
@@ -103,6 +105,7 @@ use std::{fmt, hash::Hash};
 pub use admission::EngineAdmissionLayer;
 pub use busy::{BusyDiscover, BusyFilterLayer, BusySet};
 pub use error::{OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason, Unreachable};
+pub use pool::WorkerPool;
 pub use status::OverloadStatusLayer;
 
 /// A boxed error, as Tower's middleware use it.

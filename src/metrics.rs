@@ -163,10 +163,12 @@ table! {
         "Marks set on workers, by kind: busy, leased, unreachable, draining.";
     EXCLUDED_WORKERS = "frontend_excluded_workers", Gauge, ["model", "mark"],
         "Workers behind a balancer that get no new request, by mark; one with two marks is in both.";
-    FILTER_VERDICTS = "frontend_filter_verdicts_total", Counter, ["model", "verdict"],
-        "Requests answered by the busy filter because no worker was ready, by verdict.";
+    VERDICTS = "frontend_verdicts_total", Counter, ["model", "verdict"],
+        "Requests answered by the pool or the busy filter because no worker took them, by verdict.";
     DISCOVERY_ERRORS = "frontend_discovery_errors_total", Counter, ["model"],
         "Discovery streams that ended with an error; their members stay.";
+    WORKER_SERVICE_ERRORS = "frontend_worker_service_errors_total", Counter, ["model"],
+        "Workers taken out of a pool because their own service failed in `poll_ready`.";
     WORKER_KV_USED_BLOCKS = "frontend_worker_kv_used_blocks", Gauge, ["worker_id", "dp_rank", "worker_type"],
         "KV blocks in use on a rank of a worker by its own count, as last reported; 0 once the worker is gone.";
     LOAD_EVENTS = "frontend_load_events_total", Counter, [],

@@ -1,5 +1,4 @@
-//! The shared cases, against the whole stack: monitor, set, discovery,
-//! balancer and filter.
+//! The shared cases, against the whole stack: monitor, set, discovery and pool.
 
 mod support {
     pub mod cases;
@@ -12,12 +11,12 @@ use support::{
     cases::{self, Fleet},
     serves::Serves,
 };
-use tokio_test::task;
 use tower::{Service, load::CompleteOnResponse};
 use tower_overload::{
     ServiceOverloaded, Unavailable,
-    busy::{Balanced, BusyBalance, BusySet, ErrorsOnly, Roster, RosterChanges, roster},
+    busy::{BusySet, ErrorsOnly, Roster, RosterChanges, roster},
     load::{LoadEvent, ThresholdUpdate, ThresholdsHandle, WorkerConfig, WorkerMonitor},
+    pool::{WorkerPool, WorkerPoolBuilder},
 };
 
 struct WholeStack {
@@ -25,7 +24,7 @@ struct WholeStack {
     thresholds: ThresholdsHandle,
     set: BusySet<String>,
     roster: Roster<String, Serves>,
-    stack: Balanced<RosterChanges<String, Serves>, (), ErrorsOnly, CompleteOnResponse>,
+    stack: WorkerPool<RosterChanges<String, Serves>, (), ErrorsOnly, CompleteOnResponse>,
     registered: BTreeSet<String>,
 }
 
@@ -34,7 +33,7 @@ impl WholeStack {
         let set = BusySet::new();
         let (monitor, thresholds) = WorkerMonitor::for_model("tiny", set.clone());
         let (roster, changes) = roster();
-        let balance = BusyBalance::new(set.clone())
+        let pool = WorkerPoolBuilder::new(set.clone())
             .policy(ErrorsOnly)
             .completion(CompleteOnResponse::default());
         Self {
@@ -42,7 +41,7 @@ impl WholeStack {
             thresholds,
             set,
             roster,
-            stack: balance.build(changes),
+            stack: pool.build_any(changes),
             registered: BTreeSet::new(),
         }
     }
@@ -88,9 +87,6 @@ impl Fleet for WholeStack {
     }
 
     fn verdict(&mut self) -> &'static str {
-        let mut caller = task::spawn(());
-        let ready = caller.enter(|cx, _| self.stack.poll_ready(cx));
-        assert!(ready.is_ready(), "nothing to wait for");
         match self.stack.call(()).now_or_never().expect("no worker waits") {
             Ok(()) => "dispatch",
             Err(error) if ServiceOverloaded::find_in(&*error).is_some() => "overloaded",

@@ -8,7 +8,7 @@
 //! What a request passes is composed in `examples/support/src/gateway/stack.rs`:
 //!
 //! ```text
-//! OverloadStatusLayer → PreCheck → Retry → Turns → BusyFilter → Balance → workers
+//! OverloadStatusLayer → Retry → WorkerPool → workers
 //! ```
 //!
 //! SIGTERM or ctrl-c drains it; a second one ends it at once.

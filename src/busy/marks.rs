@@ -40,25 +40,44 @@ pub(crate) const EXCLUDED: u64 = 0b1111;
 /// A worker that was unreachable gets one request at a time until one succeeds.
 pub(crate) const SUSPECT: u64 = 1 << 4;
 
-/// How a worker counts in the verdict.
+/// How a worker counts in the verdict, and whether a request may be sent to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Class {
-    /// No mark.
-    Eligible,
+pub(crate) enum Standing {
+    /// No mark: it takes requests.
+    Open,
+    /// On probation: it takes one request, which finds out whether it is back.
+    Suspect,
+    /// On probation, and that request is under way: the others wait for its
+    /// outcome.
+    Held,
     /// Busy or leased: it lives, and has no room.
     Shed,
-    /// Unreachable or draining: no path to it.
+    /// Unreachable or draining, or on probation and not to be probed: there is
+    /// no path to it.
     Unusable,
 }
 
-impl Class {
-    pub(crate) fn of(bits: u64) -> Self {
-        if bits & (Mark::Unreachable.bit() | Mark::Draining.bit()) != 0 {
-            Self::Unusable
-        } else if bits & EXCLUDED != 0 {
-            Self::Shed
-        } else {
-            Self::Eligible
+impl Standing {
+    /// Whether a request may be sent now.
+    pub(crate) fn is_open(self) -> bool {
+        matches!(self, Self::Open | Self::Suspect)
+    }
+}
+
+/// The standing of a worker, and when it may change by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Outlook {
+    pub(crate) standing: Standing,
+    pub(crate) until: Option<Instant>,
+}
+
+impl Outlook {
+    /// Whether one who waits by `other` would look too late.
+    pub(crate) fn changes_before(self, other: Self) -> bool {
+        match (self.until, other.until) {
+            (Some(ours), Some(theirs)) => ours < theirs,
+            (Some(_), None) => true,
+            (None, _) => false,
         }
     }
 }
@@ -70,6 +89,7 @@ pub(crate) struct Times {
     pub(crate) max_lease: Duration,
     pub(crate) cooldown: Duration,
     pub(crate) max_cooldown: Duration,
+    pub(crate) probe_timeout: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +104,8 @@ enum Reach {
     Suspect {
         cooldown: Duration,
     },
-    /// One request is on its way to find out; others wait for it until then.
+    /// One request is on its way to find out; others wait for it until then,
+    /// and then another finds out. That it takes long is no failure.
     Probing {
         until: Instant,
         cooldown: Duration,
@@ -95,25 +116,6 @@ enum Reach {
 /// Which request probes: one that is given up late must not end another's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Probe(u64);
-
-/// What an endpoint may do now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Gate {
-    Open,
-    /// Closed until a change, or until the instant, whichever is first.
-    Closed(Option<Instant>),
-}
-
-impl Gate {
-    /// Whether one who waits by `other` would wake too late.
-    pub(crate) fn opens_before(self, other: Self) -> bool {
-        match (self, other) {
-            (_, Self::Open) | (Self::Closed(None), _) => false,
-            (Self::Open, Self::Closed(_)) | (Self::Closed(Some(_)), Self::Closed(None)) => true,
-            (Self::Closed(Some(ours)), Self::Closed(Some(theirs))) => ours < theirs,
-        }
-    }
-}
 
 #[derive(Clone, Debug)]
 pub(crate) struct Marks {
@@ -172,12 +174,25 @@ impl Marks {
     }
 
     /// Whether a request may be sent, and if not, when that may change by itself.
-    pub(crate) fn gate(&self) -> Gate {
-        let probing = matches!(self.reach, Reach::Probing { .. });
-        if self.bits() & EXCLUDED == 0 && !probing {
-            return Gate::Open;
-        }
-        Gate::Closed(self.earliest_end())
+    pub(crate) fn outlook(&self) -> Outlook {
+        let bits = self.bits();
+        let unreachable = Mark::Unreachable.bit() | Mark::Draining.bit();
+        let standing = if bits & unreachable != 0 {
+            Standing::Unusable
+        } else if bits & EXCLUDED != 0 {
+            match self.reach {
+                Reach::Suspect { .. } | Reach::Probing { .. } => Standing::Unusable,
+                Reach::Reachable | Reach::Down { .. } => Standing::Shed,
+            }
+        } else {
+            match self.reach {
+                Reach::Suspect { .. } => Standing::Suspect,
+                Reach::Probing { .. } => Standing::Held,
+                Reach::Reachable | Reach::Down { .. } => Standing::Open,
+            }
+        };
+        let until = (!standing.is_open()).then(|| self.earliest_end()).flatten();
+        Outlook { standing, until }
     }
 
     fn earliest_end(&self) -> Option<Instant> {
@@ -262,14 +277,14 @@ impl Marks {
 
     /// A request leaves for the worker; `Some` if it is the one that finds out
     /// whether a suspect worker is back.
-    pub(crate) fn dispatched(&mut self, now: Instant) -> Option<Probe> {
+    pub(crate) fn dispatched(&mut self, now: Instant, times: &Times) -> Option<Probe> {
         let Reach::Suspect { cooldown } = self.reach else {
             return None;
         };
         let probe = Probe(self.probes);
         self.probes = self.probes.wrapping_add(1);
         self.reach = Reach::Probing {
-            until: now + cooldown,
+            until: now + times.probe_timeout,
             cooldown,
             probe,
         };
@@ -302,6 +317,7 @@ mod tests {
         max_lease: Duration::from_secs(30),
         cooldown: Duration::from_secs(1),
         max_cooldown: Duration::from_secs(4),
+        probe_timeout: Duration::from_secs(1),
     };
     const MS: Duration = Duration::from_millis(1);
 
@@ -313,21 +329,23 @@ mod tests {
     fn every_mark_excludes_by_itself_and_ends_by_itself() {
         let start = Instant::now();
         let mut marks = Marks::default();
-        assert_eq!(marks.gate(), Gate::Open);
+        assert_eq!(marks.outlook().standing, Standing::Open);
 
         marks.set_busy(Some(Some(after(start, 5))));
         marks.refused(start, None, &TIMES);
         marks.failed(start, &TIMES);
         marks.drain();
         assert_eq!(marks.bits(), EXCLUDED);
-        assert_eq!(marks.gate(), Gate::Closed(Some(after(start, 5))));
+        assert_eq!(marks.outlook().until, Some(after(start, 5)));
 
         marks.expire(after(start, 5));
         assert_eq!(marks.bits() & Mark::Busy.bit(), 0);
         marks.expire(after(start, 1000));
         assert_eq!(marks.bits(), Mark::Draining.bit() | SUSPECT);
         marks.undrain();
-        assert_eq!(marks.gate(), Gate::Open);
+        assert_eq!(marks.outlook().standing, Standing::Suspect);
+        marks.answered();
+        assert_eq!(marks.outlook().standing, Standing::Open);
     }
 
     #[test]
@@ -336,14 +354,14 @@ mod tests {
         let mut marks = Marks::default();
         marks.refused(start, None, &TIMES);
         marks.completed();
-        assert_eq!(marks.gate(), Gate::Open);
+        assert_eq!(marks.outlook().standing, Standing::Open);
 
         marks.refused(start, Some(Duration::from_secs(2)), &TIMES);
         let later = after(start, 1500);
         marks.refused(later, None, &TIMES);
-        assert_eq!(marks.gate(), Gate::Closed(Some(later + TIMES.lease)));
+        assert_eq!(marks.outlook().until, Some(later + TIMES.lease));
         marks.completed();
-        assert_eq!(marks.gate(), Gate::Closed(Some(after(start, 2000))));
+        assert_eq!(marks.outlook().until, Some(after(start, 2000)));
     }
 
     #[test]
@@ -351,7 +369,7 @@ mod tests {
         let start = Instant::now();
         let mut marks = Marks::default();
         marks.refused(start, Some(Duration::MAX), &TIMES);
-        assert_eq!(marks.gate(), Gate::Closed(Some(start + TIMES.max_lease)));
+        assert_eq!(marks.outlook().until, Some(start + TIMES.max_lease));
     }
 
     #[test]
@@ -362,18 +380,18 @@ mod tests {
             marks.failed(now, &TIMES);
             marks.failed(now + MS, &TIMES);
             let until = now + Duration::from_secs(cooldown);
-            assert_eq!(marks.gate(), Gate::Closed(Some(until)));
+            assert_eq!(marks.outlook().until, Some(until));
             now = until;
             marks.expire(now);
             assert!(
-                marks.dispatched(now).is_some(),
+                marks.dispatched(now, &TIMES).is_some(),
                 "the first request is the probe"
             );
-            assert!(marks.dispatched(now).is_none(), "and there is one");
+            assert!(marks.dispatched(now, &TIMES).is_none(), "and there is one");
         }
         marks.answered();
         marks.failed(now, &TIMES);
-        assert_eq!(marks.gate(), Gate::Closed(Some(now + TIMES.cooldown)));
+        assert_eq!(marks.outlook().until, Some(now + TIMES.cooldown));
     }
 
     #[test]
@@ -383,24 +401,47 @@ mod tests {
         marks.failed(start, &TIMES);
         let now = after(start, 1000);
         marks.expire(now);
-        let first = marks.dispatched(now).unwrap();
-        assert_eq!(marks.gate(), Gate::Closed(Some(after(start, 2000))));
+        let first = marks.dispatched(now, &TIMES).unwrap();
+        assert_eq!(marks.outlook().until, Some(after(start, 2000)));
         assert_eq!(
-            Class::of(marks.bits()),
-            Class::Eligible,
+            marks.outlook().standing,
+            Standing::Held,
             "callers wait for the outcome instead of being refused"
         );
         marks.probe_abandoned(first);
-        assert_eq!(marks.gate(), Gate::Open);
+        assert_eq!(marks.outlook().standing, Standing::Suspect);
 
-        let second = marks.dispatched(now).unwrap();
+        let second = marks.dispatched(now, &TIMES).unwrap();
         marks.probe_abandoned(first);
-        assert_ne!(marks.gate(), Gate::Open, "the second is still on its way");
+        assert_eq!(
+            marks.outlook().standing,
+            Standing::Held,
+            "the second is still on its way"
+        );
         marks.expire(after(start, 2000));
-        assert_eq!(marks.gate(), Gate::Open);
-        marks.dispatched(after(start, 2000)).unwrap();
+        assert_eq!(marks.outlook().standing, Standing::Suspect);
+        marks.dispatched(after(start, 2000), &TIMES).unwrap();
         marks.probe_abandoned(second);
-        assert_ne!(marks.gate(), Gate::Open, "and now the third is");
+        assert_eq!(
+            marks.outlook().standing,
+            Standing::Held,
+            "and now the third is"
+        );
+    }
+
+    #[test]
+    fn a_worker_on_probation_that_cannot_be_probed_is_not_usable() {
+        let start = Instant::now();
+        let mut marks = Marks::default();
+        marks.failed(start, &TIMES);
+        marks.expire(after(start, 1000));
+        marks.set_busy(Some(None));
+        assert_eq!(marks.outlook().standing, Standing::Unusable);
+        marks.set_busy(None);
+        marks.refused(after(start, 1000), None, &TIMES);
+        assert_eq!(marks.outlook().standing, Standing::Unusable);
+        marks.answered();
+        assert_eq!(marks.outlook().standing, Standing::Shed, "it has answered");
     }
 
     #[test]

@@ -1,23 +1,26 @@
-//! Who is alive behind one balancer, how many of them could take a request,
-//! and who wants to know when that changes.
+//! Who is alive behind one balancer or pool, and how many of them could take a
+//! request.
 
-use super::marks::Class;
+use super::{
+    marks::{Outlook, Standing},
+    notify::Notifier,
+    worker::Watch,
+};
 use crate::{
     UnavailableReason,
-    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
-    unwind::FirstPanic,
+    sync::{Arc, AtomicBool, AtomicU64, Ordering},
 };
-use futures::task::AtomicWaker;
-use std::{collections::HashMap, fmt, sync, task::Wake, task::Waker};
+use std::fmt;
 
-/// The membership of one [`BusyDiscover`](super::BusyDiscover): its living
-/// endpoints, counted by whether they can take a request.
+/// The membership of one [`WorkerPool`](crate::pool::WorkerPool) or one
+/// [`BusyDiscover`](super::BusyDiscover): its living workers, counted by
+/// whether they can take a request.
 ///
-/// It is the handle that [`BusyFilterLayer`](super::BusyFilterLayer) and
-/// [`PreCheckLayer`](super::PreCheckLayer) take, and it can be read at any
-/// time. Clones share the membership.
+/// It can be read at any time, and is the handle that
+/// [`BusyFilterLayer`](super::BusyFilterLayer) takes. Clones share the
+/// membership.
 ///
-/// An endpoint counts while it lives. One that a balancer dropped because it
+/// A worker counts while it lives. One that was dropped because its service
 /// failed counts as gone, without any event of the discovery.
 #[derive(Clone)]
 pub struct Members {
@@ -25,38 +28,47 @@ pub struct Members {
 }
 
 struct Inner {
-    /// Usable members (neither unreachable nor draining) in the upper half,
-    /// eligible ones (without any mark) in the lower: read together.
+    /// Open workers, those on probation, and those without room, read
+    /// together: 21 bits each.
     counts: AtomicU64,
     alive: AtomicU64,
-    /// Counts every change that could make another answer right.
-    epoch: AtomicU64,
-    /// Counts the endpoints that ever joined.
+    /// Counts the workers that ever joined.
     joins: AtomicU64,
-    /// The epoch in which a filter last found nothing ready.
-    settled: AtomicU64,
     discovered: AtomicBool,
-    observers: Mutex<Observers>,
+    notifier: Notifier,
 }
 
-#[derive(Default)]
-struct Observers {
-    next: u64,
-    wakers: HashMap<u64, sync::Arc<Observer>>,
-}
-
-const USABLE: u64 = 1 << 32;
-const ELIGIBLE: u64 = 1;
+const BITS: u32 = 21;
+const MASK: u64 = (1 << BITS) - 1;
 
 /// What a request gets when no worker is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Some usable worker has no mark and is only not ready yet: wait for it.
     Wait,
-    /// There are usable workers, and every one is busy or leased.
+    /// There are usable workers, and every one is busy, leased or full.
     Overloaded,
     /// There is no usable worker.
     Unavailable(UnavailableReason),
+}
+
+/// How many members stand where, at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    open: u64,
+    /// On probation, and a request can or does find out whether they are back.
+    probation: u64,
+    shed: u64,
+}
+
+impl Counts {
+    fn unpack(packed: u64) -> Self {
+        Self {
+            open: packed & MASK,
+            probation: packed >> BITS & MASK,
+            shed: packed >> (2 * BITS) & MASK,
+        }
+    }
 }
 
 impl Members {
@@ -65,41 +77,53 @@ impl Members {
             inner: Arc::new(Inner {
                 counts: AtomicU64::new(0),
                 alive: AtomicU64::new(0),
-                epoch: AtomicU64::new(1),
                 joins: AtomicU64::new(0),
-                settled: AtomicU64::new(0),
                 discovered: AtomicBool::new(false),
-                observers: Mutex::new(Observers::default()),
+                notifier: Notifier::new(),
             }),
         }
     }
 
-    /// The endpoints that are alive.
+    #[inline]
+    fn counts(&self) -> Counts {
+        Counts::unpack(self.inner.counts.load(Ordering::Acquire))
+    }
+
+    /// The workers that are alive.
     #[inline]
     pub fn alive(&self) -> u64 {
         self.inner.alive.load(Ordering::Acquire)
     }
 
-    /// The endpoints that are neither unreachable nor draining.
+    /// The workers that are neither unreachable nor draining.
     pub fn usable(&self) -> u64 {
-        self.inner.counts.load(Ordering::Acquire) / USABLE
+        let counts = self.counts();
+        counts.open + counts.probation + counts.shed
     }
 
-    /// The endpoints without any mark.
+    /// The workers without any mark; at most one request at a time goes to
+    /// those of them that are on probation.
     pub fn eligible(&self) -> u64 {
-        self.inner.counts.load(Ordering::Acquire) % USABLE
+        let counts = self.counts();
+        counts.open + counts.probation
+    }
+
+    /// The workers that take any number of requests.
+    #[inline]
+    pub(crate) fn open(&self) -> u64 {
+        self.counts().open
     }
 
     /// What a request gets while no worker is ready, by the counts alone.
     ///
-    /// A mark whose time is over counts until its endpoint has noticed, which
-    /// its timer makes it do.
+    /// A mark whose time is over counts until somebody has noticed, which a
+    /// timer of those who wait makes them do.
     #[inline]
     pub fn verdict(&self) -> Verdict {
-        let counts = self.inner.counts.load(Ordering::Acquire);
-        if counts % USABLE != 0 {
+        let counts = self.counts();
+        if counts.open + counts.probation != 0 {
             Verdict::Wait
-        } else if counts / USABLE != 0 {
+        } else if counts.shed != 0 {
             Verdict::Overloaded
         } else if self.alive() == 0 {
             Verdict::Unavailable(UnavailableReason::NoWorkers)
@@ -108,25 +132,7 @@ impl Members {
         }
     }
 
-    /// The verdict, if nothing has happened since a filter last found that no
-    /// worker is ready.
-    #[inline]
-    pub(crate) fn settled_verdict(&self) -> Option<Verdict> {
-        let settled = self.inner.settled.load(Ordering::Acquire);
-        (settled == self.epoch()).then(|| self.verdict())
-    }
-
-    #[inline]
-    pub(crate) fn settle(&self, epoch: u64) {
-        self.inner.settled.store(epoch, Ordering::Release);
-    }
-
-    #[inline]
-    pub(crate) fn epoch(&self) -> u64 {
-        self.inner.epoch.load(Ordering::Acquire)
-    }
-
-    /// How many endpoints ever joined: another number is another chance.
+    /// How many workers ever joined: another number is another chance.
     pub(crate) fn joins(&self) -> u64 {
         self.inner.joins.load(Ordering::Acquire)
     }
@@ -137,74 +143,57 @@ impl Members {
     }
 
     pub(crate) fn set_discovered(&self) {
-        if !self.inner.discovered.swap(true, Ordering::AcqRel) {
-            self.touch();
+        if !self.discovered() && !self.inner.discovered.swap(true, Ordering::AcqRel) {
+            self.notifier().notify();
         }
     }
 
-    pub(crate) fn joined(&self, class: Class) {
-        self.inner.joins.fetch_add(1, Ordering::AcqRel);
-        self.inner.alive.fetch_add(1, Ordering::AcqRel);
-        self.inner.counts.fetch_add(weight(class), Ordering::AcqRel);
+    /// Wakes those who wait for a worker.
+    #[inline]
+    pub(crate) fn notifier(&self) -> &Notifier {
+        &self.inner.notifier
     }
 
-    pub(crate) fn left(&self, class: Class) {
-        self.inner.counts.fetch_sub(weight(class), Ordering::AcqRel);
-        self.inner.alive.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    pub(crate) fn moved(&self, from: Class, to: Class) {
-        if from != to {
-            // Both halves change in one step; the sum never borrows across them
-            // for longer than this one operation.
-            let change = weight(to).wrapping_sub(weight(from));
+    /// A worker joins, stands elsewhere, or leaves.
+    pub(crate) fn count(&self, from: Option<Standing>, to: Option<Standing>) {
+        match (from, to) {
+            (None, Some(_)) => {
+                self.inner.joins.fetch_add(1, Ordering::AcqRel);
+                self.inner.alive.fetch_add(1, Ordering::AcqRel);
+            }
+            (Some(_), None) => {
+                self.inner.alive.fetch_sub(1, Ordering::AcqRel);
+            }
+            _ => {}
+        }
+        // All counts change in one step; their sum never borrows across the
+        // bits of one for longer than this one operation.
+        let change = weight(to).wrapping_sub(weight(from));
+        if change != 0 {
             self.inner.counts.fetch_add(change, Ordering::AcqRel);
-        }
-    }
-
-    pub(crate) fn same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
-    }
-
-    /// Something changed: whoever waits for a worker looks again.
-    pub(crate) fn touch(&self) {
-        self.inner.epoch.fetch_add(1, Ordering::AcqRel);
-        let wakers: Vec<Waker> = {
-            let observers = lock(&self.inner.observers);
-            let observers = observers.wakers.values();
-            observers.filter_map(|one| one.task.take()).collect()
-        };
-        let mut panics = FirstPanic::default();
-        for waker in wakers {
-            panics.catch(|| waker.wake());
-        }
-        panics.resume();
-    }
-
-    /// Registers one that waits for workers on behalf of a task.
-    pub(crate) fn observe(&self) -> Observation {
-        let observer = sync::Arc::new(Observer {
-            members: self.clone(),
-            task: AtomicWaker::new(),
-        });
-        let mut observers = lock(&self.inner.observers);
-        let key = observers.next;
-        observers.next += 1;
-        observers.wakers.insert(key, observer.clone());
-        drop(observers);
-        Observation {
-            waker: Waker::from(observer.clone()),
-            observer,
-            key,
         }
     }
 }
 
-const fn weight(class: Class) -> u64 {
-    match class {
-        Class::Eligible => USABLE + ELIGIBLE,
-        Class::Shed => USABLE,
-        Class::Unusable => 0,
+const fn weight(standing: Option<Standing>) -> u64 {
+    match standing {
+        Some(Standing::Open) => 1,
+        Some(Standing::Suspect | Standing::Held) => 1 << BITS,
+        Some(Standing::Shed) => 1 << (2 * BITS),
+        Some(Standing::Unusable) | None => 0,
+    }
+}
+
+impl Watch for Members {
+    fn moved(&self, from: Option<Outlook>, to: Option<Outlook>) {
+        self.count(
+            from.map(|outlook| outlook.standing),
+            to.map(|outlook| outlook.standing),
+        );
+    }
+
+    fn touched(&self) {
+        self.notifier().notify();
     }
 }
 
@@ -218,59 +207,42 @@ impl fmt::Debug for Members {
     }
 }
 
-/// Stands between the endpoints and the task that waits for them: its wake is
-/// remembered as a change before it is passed on.
-struct Observer {
-    members: Members,
-    task: AtomicWaker,
-}
+#[cfg(all(test, not(tower_overload_loom)))]
+mod tests {
+    use super::*;
 
-impl Wake for Observer {
-    fn wake(self: sync::Arc<Self>) {
-        self.wake_by_ref();
+    #[test]
+    fn the_verdict_waits_only_for_who_may_still_take_the_request() {
+        let members = Members::new();
+        let no = Verdict::Unavailable;
+        assert_eq!(members.verdict(), no(UnavailableReason::NoWorkers));
+        let mut at = None;
+        for (standing, verdict) in [
+            (Standing::Unusable, no(UnavailableReason::NoneReachable)),
+            (Standing::Shed, Verdict::Overloaded),
+            (Standing::Held, Verdict::Wait),
+            (Standing::Suspect, Verdict::Wait),
+            (Standing::Open, Verdict::Wait),
+        ] {
+            members.count(at, Some(standing));
+            at = Some(standing);
+            assert_eq!(members.verdict(), verdict, "{standing:?}");
+        }
+        assert_eq!((members.alive(), members.open()), (1, 1));
+        members.count(at, None);
+        assert_eq!(members.verdict(), no(UnavailableReason::NoWorkers));
+        assert_eq!(members.joins(), 1);
     }
 
-    fn wake_by_ref(self: &sync::Arc<Self>) {
-        self.members.inner.epoch.fetch_add(1, Ordering::AcqRel);
-        self.task.wake();
-    }
-}
-
-/// A registration with [`Members`], ended by its drop.
-pub(crate) struct Observation {
-    observer: sync::Arc<Observer>,
-    waker: Waker,
-    key: u64,
-}
-
-impl Observation {
-    #[inline]
-    pub(crate) fn members(&self) -> &Members {
-        &self.observer.members
-    }
-
-    /// The waker to poll workers with.
-    #[inline]
-    pub(crate) fn waker(&self) -> &Waker {
-        &self.waker
-    }
-
-    /// The task that changes are to wake, from now on.
-    pub(crate) fn register(&self, task: &Waker) {
-        self.observer.task.register(task);
-    }
-}
-
-impl Drop for Observation {
-    fn drop(&mut self) {
-        let observers = &self.observer.members.inner.observers;
-        let gone = lock(observers).wakers.remove(&self.key);
-        drop(gone);
-    }
-}
-
-impl fmt::Debug for Observation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Observation").finish_non_exhaustive()
+    #[test]
+    fn a_hundred_thousand_of_each_are_counted() {
+        let members = Members::new();
+        for _ in 0..100_000 {
+            for standing in [Standing::Open, Standing::Held, Standing::Shed] {
+                members.count(None, Some(standing));
+            }
+        }
+        assert_eq!((members.usable(), members.eligible()), (300_000, 200_000));
+        assert_eq!(members.open(), 100_000);
     }
 }

@@ -1,10 +1,13 @@
-//! New requests go to workers that can take them, and a request that no worker
-//! can take is answered at once.
+//! Which workers take requests, and what a request gets that none takes.
 //!
 //! A balancer that waits until something is ready makes requests pile up when
-//! everything is busy, and hangs when nothing is there. Here every worker has
-//! *marks* that exclude it, the balancer sees a marked worker as not ready, and
-//! [`BusyFilterLayer`] gives the *verdict* when nothing is ready:
+//! everything is busy, and hangs when nothing is there. Here every worker of a
+//! [`BusySet`] has *marks* that exclude it. A
+//! [`WorkerPool`](crate::pool::WorkerPool) honours them and answers by itself.
+//! For tower's own `Balance`, or any other balancer, this module has the layers
+//! that do: [`BusyDiscover`] around the discovery makes a marked worker one
+//! that is not ready, and [`BusyFilterLayer`] above the balancer gives the
+//! *verdict* when nothing is ready:
 //!
 //! | the members | a request gets |
 //! |---|---|
@@ -15,10 +18,14 @@
 //! ```
 //! use http::{Request, Response};
 //! use std::convert::Infallible;
-//! use tower::{Service, ServiceExt, service_fn};
+//! use tower::{
+//!     Service, ServiceBuilder, ServiceExt,
+//!     balance::p2c::Balance, load::PendingRequestsDiscover, service_fn,
+//! };
 //! use tower_overload::{
 //!     BoxError, ServiceOverloaded, Unavailable,
-//!     busy::{BusyBalance, BusySet, roster},
+//!     busy::{BusyDiscover, BusyFilterLayer, BusySet, roster},
+//!     completion::CompleteOnBody,
 //! };
 //!
 //! # type Body = http_body_util::Empty<bytes::Bytes>;
@@ -26,7 +33,13 @@
 //! # async fn main() -> Result<(), BoxError> {
 //! let set = BusySet::new();
 //! let (roster, changes) = roster();
-//! let mut workers = BusyBalance::new(set.clone()).build(changes);
+//! let discover = BusyDiscover::new(changes, set.clone());
+//! let mut workers = ServiceBuilder::new()
+//!     .layer(BusyFilterLayer::new(discover.members()))
+//!     .service(Balance::new(PendingRequestsDiscover::new::<Request<()>>(
+//!         discover,
+//!         CompleteOnBody::new(),
+//!     )));
 //!
 //! // Nobody is there.
 //! let request = || Request::new(());
@@ -66,9 +79,35 @@
 //! the same id starts without them, and what comes late from the old one
 //! touches nothing.
 //!
-//! After a failure a worker is on probation: one request at a time is sent to
+//! After a failure a worker is on *probation*: one request at a time is sent to
 //! it until one is answered. Otherwise a worker that fails fast would look like
 //! the least loaded one and get every request that comes within a round trip.
+//! Such a *probe* holds the others back for at most
+//! [`probe_timeout`](BusySetBuilder::probe_timeout); then the next request
+//! probes too. A worker on probation counts as usable while it can be probed:
+//! if it is busy or leased as well, nothing is known of it, and it counts as
+//! unreachable.
+//!
+//! # What a stock balancer cannot promise
+//!
+//! A balancer is asked whether it is ready before it has the request, so the
+//! wait is that of whoever asks. Callers that share the balancer by a `Buffer`
+//! stand in its queue, and only the first one asks:
+//!
+//! * A request in the queue has no deadline of its own. It is answered with
+//!   the first one, or by its own turn. With several waits in a row it may be
+//!   there for longer than `max_wait`.
+//! * A request is not seen before a worker is chosen: no choice by key, by
+//!   size, or by the workers that it has been to.
+//! * Between `poll_ready` and `call` things can change. If anything has, the
+//!   filter asks again in `call`: a worker that became busy gets nothing while
+//!   another one is ready, and an answer that is stale is not given. If nothing
+//!   is ready by then and no verdict is due, the request gets *busy at
+//!   dispatch*, which [`RetryRefused`] sends again.
+//!
+//! A [`WorkerPool`](crate::pool::WorkerPool) has none of this. What is promised
+//! here as there: marked workers get nothing, a verdict is given at once, and
+//! nobody hangs.
 //!
 //! # No hangs
 //!
@@ -79,19 +118,12 @@
 //! * A filter with a waiting caller is woken by every change of its members.
 //! * Callers queued in a `Buffer` are answered as soon as the first is: while
 //!   nothing changes, a verdict is repeated without asking anybody. The same
-//!   holds for a wait that ended in vain, for as long as it lasted.
+//!   holds for a wait that ended in vain, for as long as it lasted. A probe
+//!   that is dispatched does not begin the wait of those behind it anew.
 //!
 //! A `Pending` of the balancer alone decides nothing: it is asked outside of
 //! tokio's cooperative budget, and the verdict comes from the counts of the
 //! members.
-//!
-//! # At dispatch
-//!
-//! Between `poll_ready` and `call` things can change. If anything has, the
-//! filter asks again in `call`: a worker that became busy gets nothing while
-//! another one is ready, and an answer that is stale is not given. If nothing
-//! is ready by then and no verdict is due, the request gets *busy at dispatch*,
-//! which [`RetryRefused`] sends again.
 //!
 //! # In async blocks
 //!
@@ -113,33 +145,44 @@
 //! caller that waits, have to be polled within a tokio runtime with time
 //! enabled.
 
-mod balance;
-mod cell;
-mod discover;
-mod endpoint;
-mod future;
-mod layer;
+mod answer;
+mod attempt;
+mod builder;
+mod filter;
+#[cfg(all(test, tower_overload_loom))]
+mod loom;
 mod marks;
 mod members;
+mod notify;
+mod owned;
+mod place;
 mod policy;
-mod precheck;
 mod retry;
 mod roster;
-mod service;
+mod seat;
 mod set;
+mod shared;
+mod trail;
+mod worker;
 
+pub(crate) use self::{
+    answer::{Answer, Answers},
+    attempt::Attempt,
+    marks::{Outlook, Standing},
+    notify::{Notifier, Observation},
+    seat::{InFlight, Rows, Seat},
+    worker::Watch,
+};
 pub use self::{
-    balance::{Balanced, BusyBalance},
-    discover::BusyDiscover,
-    endpoint::{Completion, Endpoint, ResponseFuture as EndpointFuture},
-    future::ResponseFuture,
-    layer::BusyFilterLayer,
+    attempt::{Completion, WorkerFuture},
+    builder::{BusySetBuilder, BusySetError},
+    filter::{BusyDiscover, BusyFilter, BusyFilterLayer, Endpoint, ResponseFuture},
     marks::Mark,
     members::{Members, Verdict},
+    owned::{BusyMark, DrainMark},
     policy::{Classify, ErrorsOnly, Fault, OnlyThisRequest, Refusal, RefusalPolicy},
-    precheck::{PreCheck, PreCheckLayer},
-    retry::RetryRefused,
+    retry::{RetryBudget, RetryRefused},
     roster::{Roster, RosterChanges, roster},
-    service::BusyFilter,
-    set::{BusyMark, BusySet, BusySetBuilder, BusySetError, DrainMark, WorkerMarks},
+    set::{BusySet, WorkerMarks},
+    trail::{AnyRequest, Carry, InExtensions, Trail},
 };

@@ -1,71 +1,101 @@
 //! A retry policy: what one worker refused may have room at another.
 
+mod budget;
+
+pub use budget::RetryBudget;
+
+use super::trail::{AnyRequest, Carry, InExtensions};
 use crate::{BoxError, OverloadReason, ServiceOverloaded, Unavailable, Unreachable};
+use budget::Resending;
 use std::{
     fmt,
     future::{Ready, ready},
-    sync::Arc,
     time::Duration,
 };
-use tower::retry::{
-    Policy,
-    budget::{Budget, TpsBudget},
-};
+use tokio::time::Instant;
+use tower::retry::Policy;
 
 /// A [`Policy`] for tower's `Retry` that sends a request again which no worker
 /// has answered.
 ///
 /// | the error | sent again |
 /// |---|---|
-/// | [`ServiceOverloaded`]: *worker at capacity*, *busy at dispatch* | at most `times`, within the budget |
+/// | [`ServiceOverloaded`]: *worker at capacity*, *busy at dispatch* | at most `times`, within the [budget](RetryBudget) |
 /// | [`Unreachable`]: the connection could not be made | until a worker is reached, at most 16 times |
-/// | [`Unreachable`]: the connection was lost before any byte of a response | as a refusal; [not at all](Self::resend_lost) if you say so |
+/// | [`Unreachable`]: the connection was lost before any byte of a response | at most `times`, within the budget for lost requests; [not at all](Self::resend_lost) if you say so |
 /// | any other | never |
 ///
 /// Once a response head has come, nothing that happens to its body is a matter
 /// of this policy. A worker that was lost may have begun on the request, which
 /// is therefore done twice at most `times`.
 ///
-/// The worker is leased or marked by then, so the balancer below picks another
-/// one. It is a service of clones, so the policy goes above the `Buffer`, and
-/// requests have to be `Clone`: read their bodies into memory first.
+/// A request that is sent again carries its [`Trail`](super::Trail): a
+/// [`WorkerPool`](crate::pool::WorkerPool) then chooses a worker that it has
+/// not been to, and bounds the waits of all attempts together. Requests that
+/// are no [`http::Request`] have nowhere to carry it: see
+/// [`any_request`](Self::any_request).
+///
+/// Requests have to be `Clone`: read their bodies into memory first. Under a
+/// `Buffer`, the policy goes above it.
 ///
 /// When no worker is left after a connection failed, the answer is that
 /// failure, not the emptiness that followed from it.
-pub struct RetryRefused<B = TpsBudget> {
-    budget: Arc<B>,
+pub struct RetryRefused<T = InExtensions> {
+    budget: RetryBudget,
     refused: usize,
     unreachable: usize,
     resend_lost: bool,
+    carry: T,
     failure: Option<Unreachable>,
     named: Option<Duration>,
+    /// When the request came.
+    since: Option<Instant>,
+    /// This request is one that was lost and sent again.
+    resending: Option<Resending>,
 }
 
 /// Every failed attempt marks its worker, so even many end soon.
 const UNREACHABLE_TIMES: usize = 16;
 
 impl RetryRefused {
-    /// Sends a request again at most `times` times after refusals, within
-    /// tower's default budget: over ten seconds no more than a fifth of the
-    /// requests, and ten a second in any case.
+    /// Sends a request again at most `times` times after refusals, within the
+    /// default [budget](RetryBudget::new).
     ///
     /// What could not be sent at all costs no budget: it has cost no worker
     /// anything, and each failure takes its worker out of the choice.
     pub fn new(times: usize) -> Self {
-        Self::with_budget(times, Arc::new(TpsBudget::default()))
+        Self::with_budget(times, RetryBudget::new())
     }
-}
 
-impl<B> RetryRefused<B> {
     /// As [`new`](RetryRefused::new), within a budget that may be shared.
-    pub fn with_budget(times: usize, budget: Arc<B>) -> Self {
+    pub fn with_budget(times: usize, budget: RetryBudget) -> Self {
         Self {
             budget,
             refused: times,
             unreachable: UNREACHABLE_TIMES,
             resend_lost: true,
+            carry: InExtensions,
             failure: None,
             named: None,
+            since: None,
+            resending: None,
+        }
+    }
+}
+
+impl<T> RetryRefused<T> {
+    /// Sends requests of any type again, which carry no [`Trail`].
+    pub fn any_request(self) -> RetryRefused<AnyRequest> {
+        RetryRefused {
+            budget: self.budget,
+            refused: self.refused,
+            unreachable: self.unreachable,
+            resend_lost: self.resend_lost,
+            carry: AnyRequest,
+            failure: self.failure,
+            named: self.named,
+            since: self.since,
+            resending: self.resending,
         }
     }
 
@@ -77,15 +107,41 @@ impl<B> RetryRefused<B> {
         self.unreachable = times;
         self
     }
-}
 
-impl<B> RetryRefused<B> {
     /// Whether a request is sent again whose connection was lost before any
     /// byte of a response (default: yes). The worker may have begun on it.
     #[must_use]
     pub fn resend_lost(mut self, yes: bool) -> Self {
         self.resend_lost = yes;
         self
+    }
+
+    /// Makes the last error tell what the attempts before it have found.
+    fn tell(&mut self, error: &mut BoxError) {
+        if Unavailable::find_in(&**error).is_some() {
+            if let Some(failure) = self.failure.take() {
+                *error = failure.into();
+            }
+        } else if let Some(overloaded) = ServiceOverloaded::find_in(&**error) {
+            if overloaded.retry_after().is_none() && self.named.is_some() {
+                *error = overloaded.clone().with_retry_after(self.named).into();
+            }
+        }
+    }
+
+    /// Has the request know the worker that it has just been to.
+    fn note<Req>(&self, request: &mut Req, worker: Option<&str>)
+    where
+        T: Carry<Req>,
+    {
+        let mut trail = self.carry.trail(request).cloned().unwrap_or_default();
+        if let (None, Some(since)) = (trail.arrival(), self.since) {
+            trail = trail.since(since);
+        }
+        if let Some(worker) = worker {
+            trail.add(worker);
+        }
+        self.carry.set_trail(request, trail);
     }
 }
 
@@ -96,76 +152,80 @@ fn was_not_taken(overloaded: &ServiceOverloaded) -> bool {
     )
 }
 
-impl<B> RetryRefused<B> {
-    /// Makes the last error tell what the attempts before it have found.
-    fn tell(&mut self, error: &mut BoxError) {
-        if Unavailable::find_in(&**error).is_some() {
-            if let Some(failure) = self.failure.take() {
-                *error = failure.into();
-            }
-        } else if let Some(overloaded) = ServiceOverloaded::find_in(&**error) {
-            if overloaded.retry_after().is_none() && self.named.is_some() {
-                *error = overloaded.with_retry_after(self.named).into();
-            }
-        }
-    }
-}
-
-impl<Req, Res, B> Policy<Req, Res, BoxError> for RetryRefused<B>
+impl<Req, Res, T> Policy<Req, Res, BoxError> for RetryRefused<T>
 where
     Req: Clone,
-    B: Budget,
+    T: Carry<Req>,
 {
     type Future = Ready<()>;
 
-    fn retry(&mut self, _: &mut Req, result: &mut Result<Res, BoxError>) -> Option<Self::Future> {
+    fn retry(
+        &mut self,
+        request: &mut Req,
+        result: &mut Result<Res, BoxError>,
+    ) -> Option<Self::Future> {
         let Err(error) = result else {
             self.budget.deposit();
             return None;
         };
         let failure = Unreachable::find_in(&**error);
         if let Some(failure) = failure.filter(|failure| !failure.may_have_been_sent()) {
+            self.note(request, failure.worker());
             self.failure = Some(failure.clone());
             self.unreachable = self.unreachable.checked_sub(1)?;
             return Some(ready(()));
         }
-        let refused = ServiceOverloaded::find_in(&**error);
         if let Some(lost) = failure.filter(|_| self.resend_lost) {
+            self.note(request, lost.worker());
             self.failure = Some(lost.clone());
-        } else if let Some(refused) = refused.filter(|refused| was_not_taken(refused)) {
+            self.refused = self.refused.checked_sub(1)?;
+            self.resending = None;
+            self.resending = Some(self.budget.resend()?);
+            return Some(ready(()));
+        }
+        let refused = ServiceOverloaded::find_in(&**error);
+        if let Some(refused) = refused.filter(|refused| was_not_taken(refused)) {
+            self.note(request, refused.worker());
             let times = [self.named, refused.retry_after()];
             self.named = times.into_iter().flatten().min();
-        } else {
-            self.tell(error);
-            return None;
+            self.refused = self.refused.checked_sub(1)?;
+            return self.budget.withdraw().then(|| ready(()));
         }
-        self.refused = self.refused.checked_sub(1)?;
-        self.budget.withdraw().then(|| ready(()))
+        self.tell(error);
+        None
     }
 
     fn clone_request(&mut self, request: &Req) -> Option<Req> {
-        (self.refused > 0 || self.unreachable > 0).then(|| request.clone())
+        if self.refused == 0 && self.unreachable == 0 {
+            return None;
+        }
+        self.since = Some(Instant::now());
+        Some(request.clone())
     }
 }
 
-impl<B> Clone for RetryRefused<B> {
+impl<T: Clone> Clone for RetryRefused<T> {
     fn clone(&self) -> Self {
         Self {
             budget: self.budget.clone(),
             refused: self.refused,
             unreachable: self.unreachable,
             resend_lost: self.resend_lost,
+            carry: self.carry.clone(),
             failure: self.failure.clone(),
             named: self.named,
+            since: self.since,
+            resending: None,
         }
     }
 }
 
-impl<B> fmt::Debug for RetryRefused<B> {
+impl<T> fmt::Debug for RetryRefused<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RetryRefused")
             .field("refused", &self.refused)
             .field("unreachable", &self.unreachable)
+            .field("budget", &self.budget)
             .finish_non_exhaustive()
     }
 }

@@ -87,6 +87,7 @@
 //! it goes no further if the caller is unwinding already.
 
 mod config;
+mod counts;
 mod drive;
 mod events;
 mod few;
@@ -98,6 +99,7 @@ mod thresholds;
 pub mod tracker;
 
 pub use config::{InvalidWorkerConfig, WorkerConfig};
+pub use counts::{LoadBy, WithSent, WorkerCounts, WorkerLoad};
 pub use drive::Drive;
 pub use events::{DropReason, LoadEvent};
 #[cfg(feature = "nats")]

@@ -1,5 +1,6 @@
 use super::{
     DropReason, LoadEvent, ModelThresholds, Thresholds, ThresholdsHandle, WorkerConfig,
+    WorkerCounts,
     few::Few,
     rank::{Capacity, Clock, FreshCounts, Moment, RankLoad, Signals, worker_busy_until},
     thresholds,
@@ -70,6 +71,8 @@ impl WorkerMonitorBuilder {
                 state: Mutex::new(State {
                     workers: HashMap::new(),
                     models: Models::default(),
+                    counts: HashMap::new(),
+                    forget_counts_at: FEW_COUNTS,
                     seen_changes: 0,
                 }),
             }),
@@ -110,6 +113,10 @@ struct State<K> {
     /// follows is a cache miss.
     workers: HashMap<K, Entry>,
     models: Models<K>,
+    /// Of workers whose counts somebody reads, registered or not.
+    counts: HashMap<K, WorkerCounts>,
+    /// With so many it is looked which nobody reads any more.
+    forget_counts_at: usize,
     /// The count of threshold changes that are in effect.
     seen_changes: u64,
 }
@@ -140,6 +147,8 @@ struct Held {
 }
 
 struct Worker {
+    /// Those who read its counts from outside.
+    counts: Option<WorkerCounts>,
     capacity: Capacity,
     /// Boxed, because no event reads it.
     config: Box<WorkerConfig>,
@@ -451,8 +460,24 @@ impl Worker {
         changed
     }
 
+    /// Has those who read the counts see what was last reported.
+    fn publish_counts(&self, good_until: Moment) {
+        if let Some(counts) = &self.counts {
+            let (mut tokens, mut blocks) = (0_u64, 0_u64);
+            for rank in &*self.ranks {
+                let [active, used, prefill] = rank.load.last_reported();
+                tokens = tokens.saturating_add(prefill);
+                blocks = blocks.saturating_add(active.max(used));
+            }
+            counts.report(tokens, blocks, good_until);
+        }
+    }
+
     /// The worker is gone: its gauges show 0, and no model counts it.
     fn retire<K>(&mut self, models: &mut Models<K>) {
+        if let Some(counts) = &self.counts {
+            counts.report(0, 0, Moment::NEVER);
+        }
         for rank in &*self.ranks {
             rank.gauges.retire();
         }
@@ -480,7 +505,27 @@ fn cause<'a, K>(
     }
 }
 
+/// As many handles are kept without a look whether somebody reads them.
+const FEW_COUNTS: usize = 64;
+
 impl<K: WorkerId> State<K> {
+    /// Forgets the counts that nobody reads: a handle that is dropped does not
+    /// say so. There are never more than twice as many as are read, and a few.
+    fn forget_unread_counts(&mut self) {
+        let workers = &mut self.workers;
+        self.counts.retain(|key, counts| {
+            let entry = workers.get_mut(key);
+            let here = entry.and_then(|entry| entry.worker.as_mut());
+            let reporters = 1 + usize::from(here.is_some());
+            let unread = counts.is_unread(reporters);
+            if let Some(worker) = here.filter(|_| unread) {
+                worker.counts = None;
+            }
+            !unread
+        });
+        self.forget_counts_at = FEW_COUNTS.max(2 * self.counts.len());
+    }
+
     /// Whether a worker of that id is registered.
     fn knows(&self, worker: &K) -> bool {
         let entry = self.workers.get(worker);
@@ -510,6 +555,7 @@ impl<K: WorkerId> State<K> {
         // Under the lock, so that a gauge never goes back to an older value.
         rank.gauges.report(event);
         worker.signals.report(event);
+        worker.publish_counts(at.good_until);
         if at.changes != self.seen_changes {
             self.judge_all(at, outcome);
             return Ok(false);
@@ -870,13 +916,16 @@ impl<K: WorkerId> WorkerMonitor<K> {
         let State {
             workers,
             models,
+            counts,
             seen_changes,
+            ..
         } = &mut *state;
         let entry = workers.entry(key.clone()).or_insert(Entry {
             worker: None,
             marks: Marks::Here(Vec::new()),
         });
         let new = Worker {
+            counts: counts.get(&key).cloned(),
             capacity: config.capacity(),
             ranks: config
                 .ranks()
@@ -916,6 +965,37 @@ impl<K: WorkerId> WorkerMonitor<K> {
         let state = self.inner.settle(state, &key, &mut outcome.panic);
         self.inner.finish(state, outcome);
         Ok(())
+    }
+
+    /// The counts of a worker as it last reported them, at any time; 0 while it
+    /// is not registered or its report is stale. To choose workers by, with
+    /// [what was sent since](super::LoadBy::and_sent).
+    ///
+    /// The handle stays that of the worker's id, whoever comes and goes under
+    /// it.
+    pub fn counts(&self, worker: K) -> WorkerCounts {
+        let mut state = lock(&self.inner.state);
+        let at = self.inner.at(Instant::now());
+        if let Some(counts) = state.counts.get(&worker) {
+            return counts.clone();
+        }
+        if state.counts.len() >= state.forget_counts_at {
+            state.forget_unread_counts();
+        }
+        let State {
+            workers, counts, ..
+        } = &mut *state;
+        let new = WorkerCounts::new(self.inner.clock, self.inner.stale_after);
+        let registered = workers.get_mut(&worker);
+        if let Some(registered) = registered.and_then(|entry| entry.worker.as_mut()) {
+            registered.counts = Some(new.clone());
+            let is_fresh = |rank: &Rank| rank.load.fresh(at.now) != FreshCounts::default();
+            if registered.ranks.iter().any(is_fresh) {
+                registered.publish_counts(at.good_until);
+            }
+        }
+        counts.insert(worker, new.clone());
+        new
     }
 
     /// Forgets a worker and all its state: its marks fall, its gauges show 0,

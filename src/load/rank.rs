@@ -18,6 +18,14 @@ impl Moment {
     /// The end of what has no end: over at no time.
     pub(super) const FOREVER: Self = Self(u64::MAX);
 
+    pub(super) const fn bits(self) -> u64 {
+        self.0
+    }
+
+    pub(super) const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
     /// The end of what lasts this long from here; without end if there is no
     /// limit, or no moment that late.
     pub(super) fn plus(self, limit: Option<Duration>) -> Self {

@@ -54,7 +54,7 @@ impl Answer {
     /// What `error` comes to; `None` if it holds none of the errors above.
     pub fn of(error: &(dyn Error + 'static)) -> Option<Self> {
         if let Some(overloaded) = ServiceOverloaded::find_in(error) {
-            Some(Self::from(*overloaded))
+            Some(Self::from(overloaded.clone()))
         } else if let Some(unavailable) = Unavailable::find_in(error) {
             Some(Self::from(*unavailable))
         } else if find::<load_shed::error::Overloaded>(error).is_some() {

@@ -286,7 +286,9 @@ where
 {
     match answer(call) {
         Ok(_) => panic!("it is accepted"),
-        Err(error) => *ServiceOverloaded::find_in(&*error).expect("an overload"),
+        Err(error) => ServiceOverloaded::find_in(&*error)
+            .expect("an overload")
+            .clone(),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Members are what is alive; discovery can fail, end, pause and go wild.
 
-use crate::support::{ALL_BUSY, AT_CAPACITY, Fleet, Got, Id, OK, Script, Worker, buffered, send};
+use crate::support::{
+    ALL_BUSY, AT_CAPACITY, Fleet, Got, Id, OK, Script, Worker, buffered, send, stock,
+};
 use futures::{StreamExt, stream};
 use proptest::prelude::*;
 use std::{collections::HashMap, convert::Infallible, io, time::Duration};
@@ -8,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use tower::discover::Change;
 use tower_overload::{
     UnavailableReason,
-    busy::{BusyBalance, BusySet, Mark},
+    busy::{BusySet, Mark},
 };
 
 const NO_WORKERS: Got = Got::Unavailable(UnavailableReason::NoWorkers);
@@ -27,7 +29,7 @@ async fn a_discovery_that_fails_or_ends_leaves_the_members_and_kills_nothing() {
         (vec![insert(), Ok(Change::Remove("a")), error()], NO_WORKERS),
     ];
     for (events, expected) in cases {
-        let stack = BusyBalance::new(BusySet::new()).build(stream::iter(events));
+        let stack = stock(stream::iter(events), BusySet::new());
         let mut buffered = tower::buffer::Buffer::new(stack, 8);
         for _ in 0..3 {
             assert_eq!(send(&mut buffered).await, expected);
@@ -46,7 +48,7 @@ async fn discovery_errors_are_counted_from_0_on_where_the_stack_was_made() {
     let events: [Event; 1] = [Err(io::Error::other("lost"))];
     let mut stack = metrics::with_local_recorder(&recorder, || {
         let set = BusySet::<Id>::builder().model("tiny").build().unwrap();
-        BusyBalance::new(set).build(stream::iter(events))
+        stock(stream::iter(events), set)
     });
     counted(0);
     assert_eq!(send(&mut stack).await, NO_WORKERS);
@@ -269,6 +271,6 @@ proptest! {
 #[tokio::test(start_paused = true)]
 async fn an_endless_discovery_of_nothing_is_no_discovery_error() {
     let pending = stream::pending::<Result<Change<Id, Worker>, Infallible>>();
-    let mut stack = BusyBalance::new(BusySet::new()).build(pending.boxed());
+    let mut stack = stock(pending.boxed(), BusySet::new());
     assert_eq!(send(&mut stack).await, NO_WORKERS);
 }

@@ -5,11 +5,8 @@ use http::Request;
 use std::time::Duration;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready_ok, task};
-use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_overload::{
-    OverloadReason, UnavailableReason,
-    busy::{BusyFilterLayer, PreCheckLayer},
-};
+use tower::{Layer, Service, ServiceExt};
+use tower_overload::{OverloadReason, UnavailableReason, busy::BusyFilterLayer};
 
 const NO_WORKERS: Got = Got::Unavailable(UnavailableReason::NoWorkers);
 const WAITED: Got = Got::Unavailable(UnavailableReason::WaitedTooLong);
@@ -55,6 +52,43 @@ async fn those_who_queued_behind_a_vain_wait_are_answered_with_it_and_later_ones
     assert!(!late.is_finished(), "a later request has its own wait");
     fleet.worker("a").connect();
     assert_eq!(late.await.unwrap(), OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_is_dispatched_does_not_start_the_wait_of_the_others_anew() {
+    // One worker refuses a connection once, and then never answers; the other
+    // one is busy.
+    let (fleet, stack) = Fleet::of(&["hangs", "busy"]);
+    let mut busy = fleet.set.busy_mark("busy");
+    busy.set(None);
+    let hangs = fleet.worker("hangs");
+    hangs.script(Script::FailAfter(Duration::ZERO));
+    let mut service = buffered(stack);
+    assert_eq!(send(&mut service).await, Got::Unreachable);
+    hangs.script(Script::Never);
+    let mut requests = Vec::new();
+    for _ in 0..600 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let mut service = service.clone();
+        let start = Instant::now();
+        requests.push(tokio::spawn(async move {
+            (send(&mut service).await, start.elapsed())
+        }));
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let mut unanswered = 0;
+    for request in requests {
+        if !request.is_finished() {
+            unanswered += 1;
+            continue;
+        }
+        let (got, took) = request.await.unwrap();
+        assert!([WAITED, ALL_BUSY].contains(&got), "{got:?}");
+        // A buffer promises no bound per caller; but nobody waits twice.
+        assert!(took < Duration::from_secs(6), "{took:?}");
+    }
+    assert_eq!(unanswered, hangs.calls() - 1, "only those that it took");
+    assert!(unanswered < 40, "{unanswered}: one probe a second");
 }
 
 #[tokio::test(start_paused = true)]
@@ -213,38 +247,6 @@ async fn the_grace_lets_requests_wait_for_the_first_word_of_the_discovery() {
     let start = Instant::now();
     assert_eq!(send(&mut stack).await, NO_WORKERS);
     assert_eq!(start.elapsed().as_secs(), 2, "the grace is over");
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_pre_check_answers_a_due_verdict_without_entering_and_never_a_stale_one() {
-    let (mut fleet, stack) = Fleet::of(&["a"]);
-    let members = fleet.members.clone();
-    let buffered = buffered(stack);
-    let entered = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let counting = {
-        let entered = entered.clone();
-        service_fn(move |request| {
-            entered.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-            buffered.clone().oneshot(request)
-        })
-    };
-    let mut checked = PreCheckLayer::new(members).layer(counting);
-    let entered = || entered.load(std::sync::atomic::Ordering::SeqCst);
-
-    assert_eq!(send(&mut checked).await, OK);
-    let mut mark = fleet.set.busy_mark("a");
-    mark.set(Some(Instant::now() + Duration::from_secs(5)));
-    assert_eq!(send(&mut checked).await, ALL_BUSY);
-    assert_eq!(entered(), 2, "the filter found it");
-    assert_eq!(send(&mut checked).await, ALL_BUSY);
-    assert_eq!(entered(), 2, "and the pre-check repeats it");
-
-    fleet.add(Worker::new("b"));
-    assert_eq!(send(&mut checked).await, OK, "a new worker is seen at once");
-    fleet.remove("b");
-    assert_eq!(send(&mut checked).await, ALL_BUSY);
-    tokio::time::sleep(Duration::from_secs(6)).await;
-    assert_eq!(send(&mut checked).await, OK, "and so is the end of a mark");
 }
 
 #[tokio::test(start_paused = true)]

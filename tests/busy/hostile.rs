@@ -16,12 +16,10 @@ use std::{
     time::Duration,
 };
 use tokio::time::{Instant, sleep, timeout};
-use tower::{Layer, Service, ServiceExt, buffer::Buffer, retry::Retry};
+use tower::{Service, ServiceExt, buffer::Buffer, retry::Retry};
 use tower_overload::{
     BoxError, UnavailableReason,
-    busy::{
-        BusyBalance, BusyDiscover, BusySet, Mark, PreCheckLayer, RetryRefused, Verdict, roster,
-    },
+    busy::{BusyDiscover, BusySet, Mark, RetryRefused, Verdict, roster},
 };
 
 type Body = Empty<Bytes>;
@@ -108,7 +106,7 @@ impl Service<Request<()>> for Yielding {
 #[tokio::test]
 async fn a_worker_that_yields_does_not_block_the_thread() {
     let (roster, changes) = roster();
-    let mut stack = BusyBalance::new(BusySet::new()).build(changes);
+    let mut stack = stock(changes, BusySet::new());
     let open = Arc::new(AtomicBool::new(false));
     let polls = Arc::new(AtomicUsize::new(0));
     roster.insert(
@@ -162,7 +160,7 @@ async fn a_mark_of_a_connecting_worker_falls_by_time() {
 #[tokio::test(start_paused = true)]
 async fn a_cooldown_of_a_reconnecting_worker_ends_by_time() {
     let (roster, changes) = roster();
-    let mut stack = BusyBalance::new(BusySet::new()).build(changes);
+    let mut stack = stock(changes, BusySet::new());
     let toy = Toy::default();
     toy.0.unready_after_call.store(true, Ordering::SeqCst);
     *toy.0.fail_after.lock().unwrap() =
@@ -235,7 +233,7 @@ async fn a_wait_in_vain_for_one_worker_is_not_held_against_another() {
 async fn a_wait_from_before_the_worker_was_ready_does_not_count() {
     // a request waits and gives up; the worker gets ready and, much later, unready again.
     let (roster, changes) = roster();
-    let mut stack = BusyBalance::new(BusySet::new()).build(changes);
+    let mut stack = stock(changes, BusySet::new());
     let toy = Toy::default();
     toy.0.unready.store(true, Ordering::SeqCst);
     roster.insert("a", toy.clone());
@@ -253,27 +251,6 @@ async fn a_wait_from_before_the_worker_was_ready_does_not_count() {
         t.ready_now()
     });
     assert_eq!(send(&mut stack).await, OK);
-}
-
-// ---- the pre-check keeps a place of the buffer --------------------------------
-#[tokio::test(start_paused = true)]
-async fn a_precheck_does_not_keep_places_of_the_buffer() {
-    let (fleet, stack) = Fleet::of(&["a"]);
-    let mut stack = PreCheckLayer::new(fleet.members.clone()).layer(Buffer::new(stack, 2));
-    let mut mark = fleet.set.busy_mark("a");
-    mark.set(None);
-    let mut clients: Vec<_> = (0..2).map(|_| stack.clone()).collect();
-    assert_eq!(send(&mut stack).await, ALL_BUSY);
-    for client in &mut clients {
-        assert_eq!(send(client).await, ALL_BUSY, "by the pre-check");
-    }
-    mark.clear();
-    let got = timeout(Duration::from_secs(60), send(&mut stack.clone())).await;
-    assert_eq!(
-        got.ok(),
-        Some(OK),
-        "the worker is free, and nothing is on its way"
-    );
 }
 
 // ---- leases -------------------------------------------------------------------
@@ -306,8 +283,8 @@ async fn with_two_balancers_a_replaced_endpoint_gets_nothing_more() {
     let set = BusySet::new();
     let (ra, ca) = roster();
     let (rb, cb) = roster();
-    let mut a = BusyBalance::new(set.clone()).build(ca);
-    let mut b = BusyBalance::new(set.clone()).build(cb);
+    let mut a = stock(ca, set.clone());
+    let mut b = stock(cb, set.clone());
     let (old, new, other) = (Toy::default(), Toy::default(), Toy::default());
     new.0.unready.store(true, Ordering::SeqCst);
     ra.insert("w", old.clone());
@@ -333,8 +310,8 @@ async fn with_two_balancers_a_suspect_gets_one_request_at_a_time() {
     let set = BusySet::new();
     let (ra, ca) = roster();
     let (rb, cb) = roster();
-    let mut a = BusyBalance::new(set.clone()).build(ca);
-    let mut b = BusyBalance::new(set.clone()).build(cb);
+    let mut a = stock(ca, set.clone());
+    let mut b = stock(cb, set.clone());
     let w = Toy::default();
     *w.0.fail_after.lock().unwrap() = Some((Duration::ZERO, io::ErrorKind::ConnectionReset));
     ra.insert("w", w.clone());
@@ -356,7 +333,7 @@ async fn with_two_balancers_a_suspect_gets_one_request_at_a_time() {
 #[tokio::test(start_paused = true)]
 async fn an_old_probe_given_up_does_not_end_the_newer_one() {
     let (roster, changes) = roster();
-    let mut stack = BusyBalance::new(BusySet::new()).build(changes);
+    let mut stack = stock(changes, BusySet::new());
     let w = Toy::default();
     *w.0.fail_after.lock().unwrap() = Some((Duration::ZERO, io::ErrorKind::ConnectionReset));
     roster.insert("w", w.clone());
@@ -387,7 +364,7 @@ async fn a_request_that_a_worker_may_work_on_is_sent_again_once_at_most() {
         (ConnectionReset, false, 1),
     ] {
         let (roster, changes) = roster();
-        let stack = BusyBalance::new(BusySet::new()).build(changes);
+        let stack = stock(changes, BusySet::new());
         let workers: Vec<Toy> = (0..5).map(|_| Toy::default()).collect();
         for (i, w) in workers.iter().enumerate() {
             *w.0.fail_after.lock().unwrap() = Some((Duration::from_secs(20), kind));
@@ -475,7 +452,7 @@ fn a_worker_service_may_call_back_in_its_drop() {
         rt.block_on(async {
             let (roster, changes) = roster();
             let set = BusySet::new();
-            let mut stack = BusyBalance::new(set.clone()).build(changes);
+            let mut stack = stock(changes, set.clone());
             let new = || Reenters {
                 roster: roster.clone(),
                 set: set.clone(),
@@ -672,8 +649,8 @@ async fn two_balancers(second: bool) -> (usize, usize, u64) {
     let set = BusySet::new();
     let (ra, ca) = roster();
     let (rb, cb) = roster();
-    let mut a = BusyBalance::new(set.clone()).build(ca);
-    let mut b = BusyBalance::new(set.clone()).build(cb);
+    let mut a = stock(ca, set.clone());
+    let mut b = stock(cb, set.clone());
     let (old, new, other) = (Toy::default(), Toy::default(), Toy::default());
     new.0.unready.store(true, Ordering::SeqCst);
     ra.insert("w", old.clone());
@@ -712,8 +689,8 @@ async fn with_two_balancers_a_restarted_worker_starts_without_its_failures() {
         .unwrap();
     let (ra, ca) = roster();
     let (rb, cb) = roster();
-    let mut a = BusyBalance::new(set.clone()).build(ca);
-    let mut b = BusyBalance::new(set.clone()).build(cb);
+    let mut a = stock(ca, set.clone());
+    let mut b = stock(cb, set.clone());
     let dead = Toy::default();
     *dead.0.fail_after.lock().unwrap() = Some((Duration::ZERO, io::ErrorKind::ConnectionRefused));
     ra.insert("w", dead.clone());
@@ -803,9 +780,9 @@ async fn a_discovery_that_yields_does_not_block_the_thread() {
         cx.waker().wake_by_ref();
         Poll::<Option<Result<tower::discover::Change<&str, Toy>, io::Error>>>::Pending
     });
-    let mut stack = BusyBalance::new(BusySet::new())
-        .startup_grace(Duration::from_secs(2))
-        .build(changes);
+    let mut stack = stock_with(changes, BusySet::new(), |layer| {
+        layer.startup_grace(Duration::from_secs(2))
+    });
     tokio::spawn(async move {
         sleep(Duration::from_millis(20)).await;
         open.store(true, Ordering::SeqCst)

@@ -3,13 +3,11 @@
 use crate::support::{ALL_BUSY, AT_CAPACITY, Fleet, Got, OK, Script, Stack, buffered, send};
 use http::{Request, Response};
 use http_body::Body;
-use std::{sync::Arc, time::Duration};
-use tower::{
-    Layer, Service, ServiceExt,
-    retry::{RetryLayer, budget::TpsBudget},
-};
+use std::time::Duration;
+use tower::{Layer, Service, ServiceExt, retry::RetryLayer};
 use tower_overload::{
-    BoxError, OverloadReason, ServiceOverloaded, UnavailableReason, busy::RetryRefused,
+    BoxError, OverloadReason, ServiceOverloaded, UnavailableReason,
+    busy::{RetryBudget, RetryRefused},
 };
 
 fn retrying(
@@ -103,7 +101,7 @@ async fn an_empty_budget_ends_the_retries() {
     let (fleet, stack) = Fleet::of(&["a", "b"]);
     fleet.worker("a").script(Script::Status(529, None));
     fleet.worker("b").script(Script::Status(529, None));
-    let budget = Arc::new(TpsBudget::new(Duration::from_secs(10), 0, 0.0));
+    let budget = RetryBudget::with_rate(0, 0.0);
     let mut service = retrying(stack, RetryRefused::with_budget(5, budget));
     assert_eq!(send(&mut service).await, AT_CAPACITY);
     assert_eq!(fleet.worker("a").calls() + fleet.worker("b").calls(), 1);

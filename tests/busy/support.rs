@@ -17,10 +17,17 @@ use std::{
     time::Duration,
 };
 use tokio::sync::mpsc;
-use tower::{Service, ServiceExt, buffer::Buffer, util::BoxCloneSyncService};
+use tower::{
+    Layer, Service, ServiceExt, balance::p2c::Balance, buffer::Buffer, discover::Discover,
+    load::PendingRequestsDiscover, util::BoxCloneSyncService,
+};
 use tower_overload::{
     BoxError, OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason, Unreachable,
-    busy::{Balanced, BusyBalance, BusySet, Members, Roster, RosterChanges, roster},
+    WorkerId,
+    busy::{
+        BusyDiscover, BusyFilter, BusyFilterLayer, BusySet, Members, Roster, RosterChanges, roster,
+    },
+    completion::CompleteOnBody,
 };
 
 pub type Id = &'static str;
@@ -187,7 +194,36 @@ fn full(status: u16, id: Id, retry_after: Option<u64>) -> Response<ResponseBody>
         .unwrap()
 }
 
-pub type Stack = Balanced<RosterChanges<Id, Worker>, Request<()>>;
+/// A filter over tower's balancer over the workers of `D`.
+pub type Stock<D> =
+    BusyFilter<Balance<PendingRequestsDiscover<BusyDiscover<D>, CompleteOnBody>, Request<()>>>;
+
+pub type Stack = Stock<RosterChanges<Id, Worker>>;
+
+pub fn stock<D, B>(discover: D, set: BusySet<D::Key>) -> Stock<D>
+where
+    D: Discover<Key: WorkerId, Error: Into<BoxError>>,
+    D::Service: Service<Request<()>, Response = Response<B>, Error: Into<BoxError>>,
+    B: Body,
+{
+    stock_with(discover, set, |layer| layer)
+}
+
+pub fn stock_with<D, B>(
+    discover: D,
+    set: BusySet<D::Key>,
+    configure: impl FnOnce(BusyFilterLayer) -> BusyFilterLayer,
+) -> Stock<D>
+where
+    D: Discover<Key: WorkerId, Error: Into<BoxError>>,
+    D::Service: Service<Request<()>, Response = Response<B>, Error: Into<BoxError>>,
+    B: Body,
+{
+    let discover = BusyDiscover::new(discover, set);
+    let layer = configure(BusyFilterLayer::new(discover.members()));
+    let discover = PendingRequestsDiscover::new::<Request<()>>(discover, CompleteOnBody::new());
+    layer.layer(Balance::new(discover))
+}
 
 /// A stack with the handles to everything in it.
 pub struct Fleet {
@@ -204,11 +240,11 @@ impl Fleet {
 
     pub fn with(
         workers: impl IntoIterator<Item = Worker>,
-        configure: impl FnOnce(BusyBalance<Id>) -> BusyBalance<Id>,
+        configure: impl FnOnce(BusyFilterLayer) -> BusyFilterLayer,
     ) -> (Self, Stack) {
         let set = BusySet::new();
         let (roster, changes) = roster();
-        let stack = configure(BusyBalance::new(set.clone())).build(changes);
+        let stack = stock_with(changes, set.clone(), configure);
         let mut fleet = Self {
             set,
             roster,

@@ -107,11 +107,18 @@ impl Stub {
     pub async fn start(
         answer: impl Fn(Request) -> Response + Clone + Send + Sync + 'static,
     ) -> Self {
+        Self::with(move |request| std::future::ready(answer(request))).await
+    }
+
+    async fn with<F>(answer: impl Fn(Request) -> F + Clone + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Response> + Send + 'static,
+    {
         let calls = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&calls);
         let app = Router::new().fallback(move |request: Request| {
             count.fetch_add(1, Ordering::SeqCst);
-            std::future::ready(answer(request))
+            answer(request)
         });
         let server = Server::start("127.0.0.1:0".parse().unwrap(), app);
         let server = server.await.unwrap();
@@ -132,6 +139,11 @@ impl Stub {
             response.body(Body::from("{}")).unwrap()
         })
         .await
+    }
+
+    /// Takes requests and never answers.
+    pub async fn hanging() -> Self {
+        Self::with(|_| std::future::pending()).await
     }
 
     pub fn calls(&self) -> usize {

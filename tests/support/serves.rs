@@ -7,6 +7,7 @@ use std::{
 };
 use tower::Service;
 
+#[derive(Clone)]
 pub struct Serves;
 
 impl Service<()> for Serves {

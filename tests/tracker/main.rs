@@ -2,6 +2,7 @@
 
 mod counts;
 mod fresh;
+mod handles;
 #[path = "../support/metrics.rs"]
 mod metrics;
 mod model;

@@ -91,6 +91,18 @@ impl Rank {
 }
 
 impl Account {
+    /// The load of all ranks together.
+    pub(super) fn sum(&self) -> Load {
+        let load = |sum: Load, rank: &Rank| {
+            let load = rank.load();
+            Load {
+                prefill_tokens: sum.prefill_tokens.saturating_add(load.prefill_tokens),
+                decode_blocks: sum.decode_blocks.saturating_add(load.decode_blocks),
+            }
+        };
+        self.ranks.iter().fold(Load::default(), load)
+    }
+
     /// Says which ranks a request that names none may go to.
     pub(super) fn choose_from(&mut self, ranks: Box<[u32]>) {
         self.choice = ranks;

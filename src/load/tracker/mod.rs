@@ -135,7 +135,7 @@ pub use output::{Frames, OneToken, OutputTokens};
 pub use service::TrackLoad;
 pub use worker::Tracked;
 
-use super::WorkerMonitor;
+use super::{WorkerCounts, WorkerMonitor};
 use crate::{WorkerId, unwind::FirstPanic};
 use account::Account;
 use std::{fmt, num::NonZeroU64, sync::Arc};
@@ -213,6 +213,15 @@ where
 }
 
 impl<K: WorkerId, C, T> LoadTracker<K, C, T> {
+    /// The counts of a worker, at any time: what runs on it now, a request that
+    /// is being sent included. To choose workers by.
+    ///
+    /// The worker is tracked while the handle lives.
+    pub fn counts(&self, worker: K) -> WorkerCounts {
+        let worker = self.fleet.join(worker);
+        worker.counts().clone().owned_by(Arc::new(worker))
+    }
+
     /// Reports again what runs on a worker, such as after the monitor has
     /// forgotten it. Without running requests there is nothing to report.
     pub fn report(&self, worker: &K) {

@@ -7,7 +7,10 @@ use super::{
 };
 use crate::{
     WorkerId,
-    load::{LoadEvent, WorkerMonitor},
+    load::{
+        LoadEvent, WorkerCounts, WorkerMonitor,
+        rank::{Clock, Moment},
+    },
     sync::{Mutex, lock},
     unwind::FirstPanic,
 };
@@ -18,6 +21,7 @@ use std::{
     ptr,
     sync::{Arc, Weak},
 };
+use tokio::time::Instant;
 
 /// All workers that are tracked for one monitor. A worker is here for as long
 /// as a layer, a service or a request of it is.
@@ -32,12 +36,16 @@ pub(super) trait Worker: Send + Sync {
     /// unless another thread is telling it and will tell of this as well. A
     /// panic of a waker is left in `panic`.
     fn change(&self, change: &mut dyn FnMut(&mut Account), panic: &mut FirstPanic);
+
+    /// What the account adds up to.
+    fn counts(&self) -> &WorkerCounts;
 }
 
 struct Member<K: WorkerId> {
     id: K,
     fleet: Arc<Fleet<K>>,
     reports: Reports<K>,
+    counts: WorkerCounts,
 }
 
 impl<K: WorkerId> Worker for Member<K> {
@@ -47,7 +55,17 @@ impl<K: WorkerId> Worker for Member<K> {
             // that, and the next report says all of the sum again.
             let _ = self.fleet.monitor.observe(event);
         };
+        let change = |account: &mut Account| {
+            change(account);
+            let sum = account.sum();
+            self.counts
+                .report(sum.prefill_tokens, sum.decode_blocks, Moment::FOREVER);
+        };
         self.reports.change(change, tell, panic);
+    }
+
+    fn counts(&self) -> &WorkerCounts {
+        &self.counts
     }
 }
 
@@ -94,6 +112,7 @@ impl<K: WorkerId> Fleet<K> {
             id: id.clone(),
             fleet: self.clone(),
             reports: Reports::new(id.clone()),
+            counts: WorkerCounts::new(Clock::starting(Instant::now()), None),
         });
         let old = workers.insert(id, Arc::downgrade(&member));
         drop(workers);

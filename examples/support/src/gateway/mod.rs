@@ -10,6 +10,7 @@
 //! is on an address of its own.
 
 mod admin;
+mod balance;
 mod fleet;
 mod json;
 mod observer;
@@ -19,8 +20,8 @@ mod registry;
 mod scrape;
 mod stack;
 mod tracking;
-mod turns;
 
+pub use balance::Balance;
 pub use observer::Observer;
 pub use options::GatewayArgs;
 pub use stack::Id;
@@ -30,12 +31,13 @@ use crate::{
     serve::{Server, listen},
     worker::{Worker, WorkerConfig},
 };
-use http::Uri;
+use http::{HeaderName, Uri};
 use registry::{Kept, Registration, Registry, RegistryOptions};
 use stack::StackOptions;
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
+    num::NonZeroU64,
     sync::Arc,
     time::Duration,
 };
@@ -81,10 +83,25 @@ pub struct GatewayConfig {
     /// How often the metrics of each worker are read for its load; `None` for
     /// never.
     pub scrape: Option<Duration>,
-    /// How long a request waits at most for a worker to become ready.
+    /// How a worker is chosen.
+    pub balance: Balance,
+    /// Requests with the same value of this header go to the same worker.
+    pub affinity_header: Option<HeaderName>,
+    /// How long a request waits at most for a worker that takes it.
     pub max_wait: Duration,
+    /// How many requests wait at once.
+    pub max_waiting: usize,
+    /// How many requests a worker has at once; `None` for any number.
+    pub max_in_flight: Option<NonZeroU64>,
+    /// How long a request that probes a worker holds the others back.
+    pub probe_timeout: Duration,
     /// How often a request that a worker refused is offered to another.
     pub retry_refused: usize,
+    /// Retries of refused requests, in percent of all requests.
+    pub retry_budget_percent: u32,
+    /// Retries of requests that were lost with their worker, in percent of
+    /// those in flight.
+    pub retry_lost_percent: u64,
     /// The longest body of a request.
     pub max_body_bytes: usize,
     /// How load is counted by the requests that were sent, in place of the
@@ -113,8 +130,15 @@ impl Default for GatewayConfig {
             stale_after: Some(Duration::from_secs(30)),
             registration_ttl: Duration::from_secs(10),
             scrape: None,
+            balance: Balance::default(),
+            affinity_header: None,
             max_wait: Duration::from_secs(3),
+            max_waiting: 1024,
+            max_in_flight: None,
+            probe_timeout: Duration::from_secs(1),
             retry_refused: 1,
+            retry_budget_percent: 20,
+            retry_lost_percent: 50,
             max_body_bytes: 10 * 1024 * 1024,
             router_tracking: None,
             observer: None,
@@ -170,9 +194,16 @@ impl Gateway {
             stale_after: config.stale_after,
             registration_ttl: config.registration_ttl,
             tracking: config.router_tracking,
+            affinity_header: config.affinity_header,
+            probe_timeout: config.probe_timeout,
             stack: StackOptions {
+                balance: config.balance,
                 max_wait: config.max_wait,
+                max_waiting: config.max_waiting,
+                max_in_flight: config.max_in_flight,
                 retry_refused: config.retry_refused,
+                retry_budget_percent: config.retry_budget_percent,
+                retry_lost_percent: config.retry_lost_percent,
             },
         })
         .map_err(io::Error::other)?;

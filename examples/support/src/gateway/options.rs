@@ -1,11 +1,11 @@
-use super::{GatewayConfig, RouterTracking, embedded_id};
+use super::{Balance, GatewayConfig, RouterTracking, embedded_id};
 use crate::{
     cli::{Lookup, UsageError, address, base_url, flag_or_env, name, nats_servers, rate, whole},
     engine::Timing,
     worker::WorkerConfig,
 };
 use clap::Parser;
-use http::Uri;
+use http::{HeaderName, Uri};
 use std::{net::SocketAddr, num::NonZeroU64, time::Duration};
 use tower_overload::{
     admission::{Limits, MAX_LIMIT, MIN_QUEUE_LIMIT_IN_ENV},
@@ -127,13 +127,45 @@ pub struct GatewayArgs {
     #[arg(long, default_value = "1000", value_name = "MS", value_parser = whole(1..=DAY_MS))]
     scrape_interval_ms: u64,
 
-    /// How long a request waits at most for a worker to become ready, in ms
+    /// How a worker is chosen among those that take requests
+    #[arg(long, value_enum, default_value_t, value_name = "CHOICE")]
+    balance: Balance,
+
+    /// With --balance affinity: requests with the same value of this header go
+    /// to the same worker; those without it by the head of the prompt
+    #[arg(long, value_name = "NAME", value_parser = header_name)]
+    affinity_header: Option<HeaderName>,
+
+    /// At most N requests at once at each worker [default: any number]
+    #[arg(long, value_name = "N", value_parser = whole(NonZeroU64::MIN..=NonZeroU64::new(MOST).unwrap()))]
+    max_in_flight: Option<NonZeroU64>,
+
+    /// At most N requests wait for a worker at once; the next one is refused
+    #[arg(long, default_value = "1024", value_name = "N", value_parser = whole(0..=MAX_LIMIT))]
+    max_waiting: usize,
+
+    /// How long a request that finds out whether a worker is back holds the
+    /// others back, in ms
+    #[arg(long, default_value = "1000", value_name = "MS", value_parser = whole(1..=DAY_MS))]
+    probe_timeout_ms: u64,
+
+    /// How long a request waits at most for a worker that takes it, in ms
     #[arg(long, default_value = "3000", value_name = "MS", value_parser = whole(0..=DAY_MS))]
     max_wait_ms: u64,
 
     /// How often a request that a worker refused is offered to another
     #[arg(long, default_value = "1", value_name = "N", value_parser = whole(0..=64_usize))]
     retry_refused: usize,
+
+    /// Offer refused requests to others up to this share of all requests, in
+    /// percent, and ten a second in any case
+    #[arg(long, default_value = "20", value_name = "PERCENT", value_parser = whole(0..=1000_u32))]
+    retry_budget_percent: u32,
+
+    /// Send requests again that were lost with their worker up to this share
+    /// of those in flight, in percent, and ten in any case
+    #[arg(long, default_value = "50", value_name = "PERCENT", value_parser = whole(0..=100_u64))]
+    retry_lost_percent: u64,
 
     /// The longest body of a request; longer ones are answered with 413
     #[arg(long, default_value = "10485760", value_name = "BYTES", value_parser = whole(1..=1_usize << 30))]
@@ -185,6 +217,11 @@ fn stays_fresh(interval_ms: u64, stale_after_ms: u64) -> Result<(), UsageError> 
         return Err(UsageError::new(name, interval_ms, expected));
     }
     Ok(())
+}
+
+fn header_name(value: &str) -> Result<HeaderName, String> {
+    let name = value.parse();
+    name.map_err(|_| "expected the name of a header, such as x-session-id".into())
 }
 
 fn share(value: &str) -> Result<f64, String> {
@@ -249,6 +286,11 @@ impl GatewayArgs {
             workers => workers.unwrap_or(default),
         };
         distinct(&self.workers, embedded_workers)?;
+        let has_keys = self.balance == Balance::Affinity;
+        if let Some(name) = self.affinity_header.as_ref().filter(|_| !has_keys) {
+            let expected = "expected with --balance affinity only";
+            return Err(UsageError::new("--affinity-header", name, expected));
+        }
         if self.scrape {
             stays_fresh(self.scrape_interval_ms, self.stale_after_ms)?;
         }
@@ -289,8 +331,15 @@ impl GatewayArgs {
             scrape: self
                 .scrape
                 .then(|| Duration::from_millis(self.scrape_interval_ms)),
+            balance: self.balance,
+            affinity_header: self.affinity_header,
             max_wait: Duration::from_millis(self.max_wait_ms),
+            max_waiting: self.max_waiting,
+            max_in_flight: self.max_in_flight,
+            probe_timeout: Duration::from_millis(self.probe_timeout_ms),
             retry_refused: self.retry_refused,
+            retry_budget_percent: self.retry_budget_percent,
+            retry_lost_percent: self.retry_lost_percent,
             max_body_bytes: self.max_body_bytes,
             router_tracking: (self.router_track_load || self.router_track_output_blocks).then_some(
                 RouterTracking {

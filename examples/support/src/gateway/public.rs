@@ -1,6 +1,7 @@
 //! What clients see: everything under `/v1/` goes to a worker.
 
 use super::{
+    balance::AffinityKey,
     registry::Registry,
     tracking::{OfPrompt, prompt_tokens_of_bytes},
 };
@@ -25,12 +26,13 @@ use http::{
 use http_body::Body as _;
 use http_body_util::{BodyExt, Full};
 use serde::Deserialize;
-use std::{borrow::Cow, pin::pin, sync::Arc, task::Poll, time::Duration};
+use std::{borrow::Cow, num::NonZeroU64, pin::pin, sync::Arc, task::Poll, time::Duration};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
 use tower::ServiceExt;
+use tower_overload::{load::tracker::Cost, pool::pick::hash_key};
 
 #[derive(Clone, Debug)]
 struct Public {
@@ -95,15 +97,11 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
         }
     };
     let registry = &public.registry;
-    let read = match registry.tracking() {
-        None => model_of(&parts.headers, &body).map(|name| (name, None)),
-        Some(tracking) => model_and_prompt_of(&parts.headers, &body)
-            .map(|(name, tokens)| (name, Some(tracking.cost(tokens)))),
-    };
-    let (name, cost) = match read {
+    let read = match registry.reading().read(&parts.headers, &body) {
         Ok(read) => read,
         Err(error) => return refuse(error),
     };
+    let name = read.model;
     let model = match name {
         Some(name) => registry.model(&name).ok_or(name),
         None => {
@@ -123,8 +121,11 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
     parts.version = Version::HTTP_11;
     parts.extensions.clear();
     parts.extensions.insert(model.label.clone());
-    if let Some(cost) = cost {
+    if let Some(cost) = read.cost {
         parts.extensions.insert(cost);
+    }
+    if let Some(key) = read.key {
+        parts.extensions.insert(key);
     }
     let request = http::Request::from_parts(parts, Full::new(body));
     let mut response = match model.stack.clone().oneshot(request).await {
@@ -253,23 +254,62 @@ fn model_of<'a>(headers: &HeaderMap, body: &'a [u8]) -> Result<Option<Cow<'a, st
     }
 }
 
-/// As [`model_of`], and about how many tokens the prompt has.
-///
-/// What the gateway takes does not depend on whether it counts: a prompt that
-/// it cannot read is for the worker to refuse.
-fn model_and_prompt_of<'a>(
-    headers: &HeaderMap,
-    body: &'a [u8],
-) -> Result<(Option<Cow<'a, str>>, u64), ApiError> {
-    if !may_be_json(headers, body) {
-        return Ok((None, 0));
-    }
-    match serde_json::from_slice::<OfPrompt<'_>>(body) {
-        Ok(of) => {
-            let tokens = of.prompt_tokens();
-            Ok((of.model, tokens))
+/// What is read of requests, beside their model.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading<'a> {
+    /// The size of KV blocks, if prompts are read.
+    pub(super) block_size: Option<NonZeroU64>,
+    /// Whether requests have keys.
+    pub(super) affinity: bool,
+    /// Where a key is, if it is there.
+    pub(super) header: Option<&'a HeaderName>,
+}
+
+/// What was read of a request.
+struct Read<'a> {
+    model: Option<Cow<'a, str>>,
+    cost: Option<Cost>,
+    key: Option<AffinityKey>,
+}
+
+impl Reading<'_> {
+    /// What the gateway takes does not depend on what it reads: a prompt that
+    /// it cannot read is for the worker to refuse.
+    fn read<'a>(self, headers: &HeaderMap, body: &'a [u8]) -> Result<Read<'a>, ApiError> {
+        let mut read = Read {
+            model: None,
+            cost: None,
+            key: self.key_of(headers),
+        };
+        let Some(block_size) = self.block_size else {
+            read.model = model_of(headers, body)?;
+            return Ok(read);
+        };
+        if !may_be_json(headers, body) {
+            read.cost = Some(Cost::default());
+            return Ok(read);
         }
-        Err(_) => Ok((model_of(headers, body)?, prompt_tokens_of_bytes(body))),
+        let tokens = match serde_json::from_slice::<OfPrompt<'_>>(body) {
+            Ok(of) => {
+                let tokens = of.prompt_tokens();
+                if self.affinity && read.key.is_none() {
+                    read.key = of.head().map(AffinityKey);
+                }
+                read.model = of.model;
+                tokens
+            }
+            Err(_) => {
+                read.model = model_of(headers, body)?;
+                prompt_tokens_of_bytes(body)
+            }
+        };
+        read.cost = Some(Cost::of_prompt(tokens, block_size));
+        Ok(read)
+    }
+
+    fn key_of(self, headers: &HeaderMap) -> Option<AffinityKey> {
+        let value = headers.get(self.header.filter(|_| self.affinity)?)?;
+        Some(AffinityKey(hash_key(value.as_bytes())))
     }
 }
 

@@ -1,4 +1,6 @@
 use super::{
+    balance::{Balance, Loads},
+    public::Reading,
     scrape::{Given, Metrics, Scraping},
     stack::{Id, Stack, StackOptions, WorkerClient, stack},
     tracking::{RouterTracking, Tracking, WorkerService},
@@ -8,13 +10,14 @@ use crate::{
     client::{self, HttpClient},
 };
 use bytes::Bytes;
-use http::Uri;
+use http::{HeaderName, Uri};
 use http_body_util::Full;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, HashMap},
     fmt, io, mem,
+    num::NonZeroU64,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
@@ -40,6 +43,8 @@ pub(super) struct RegistryOptions {
     pub(super) stale_after: Option<Duration>,
     pub(super) registration_ttl: Duration,
     pub(super) tracking: Option<RouterTracking>,
+    pub(super) affinity_header: Option<HeaderName>,
+    pub(super) probe_timeout: Duration,
     pub(super) stack: StackOptions,
 }
 
@@ -164,8 +169,7 @@ struct RankView {
     busy: bool,
 }
 
-/// How many workers the balancer of a model has, as the admin API shows it: as
-/// of the last request, which is when a balancer looks.
+/// How many workers the pool of a model has, as the admin API shows it.
 #[derive(Debug, Serialize)]
 pub(super) struct ModelView {
     model: Arc<str>,
@@ -176,6 +180,9 @@ pub(super) struct ModelView {
     /// Of those, the ones that are neither busy nor leased.
     eligible: u64,
 }
+
+/// Tokens of a KV block where nobody says: what engines have by default.
+const DEFAULT_BLOCK_SIZE: NonZeroU64 = NonZeroU64::new(16).unwrap();
 
 /// The most models of one worker.
 const MAX_MODELS: usize = 64;
@@ -218,6 +225,20 @@ impl Registry {
     /// The model that a request without one is for.
     pub(super) fn default_model(&self) -> &str {
         &self.options.default_model
+    }
+
+    /// What is read of requests, beside their model.
+    pub(super) fn reading(&self) -> Reading<'_> {
+        let options = &self.options;
+        let prompts = options.tracking.is_some() || options.stack.balance.reads_prompts();
+        let block_size = options
+            .tracking
+            .map_or(DEFAULT_BLOCK_SIZE, |how| how.block_size);
+        Reading {
+            block_size: prompts.then_some(block_size),
+            affinity: options.stack.balance == Balance::Affinity,
+            header: options.affinity_header.as_ref(),
+        }
     }
 
     /// What counts load by the requests that were sent, if anything does.
@@ -289,13 +310,15 @@ impl Registry {
                 .model(name)
                 .lease(lease)
                 .max_lease(longest)
+                .probe_timeout(self.options.probe_timeout)
                 .build();
             let set = set.map_err(|error| error.to_string())?;
             self.monitor
                 .add_model(name, set.clone())
                 .map_err(|error| error.to_string())?;
+            let loads = Loads::new(&self.monitor, self.tracking.as_ref());
             let (stack, roster, members) =
-                stack(set.clone(), name, &self.options.stack, &self.status);
+                stack(set.clone(), &loads, &self.options.stack, &self.status);
             Ok::<_, String>(Arc::new(ServedModel {
                 name: name.into(),
                 label: Model::new(name),
@@ -659,9 +682,16 @@ mod tests {
             stale_after: None,
             registration_ttl: Duration::from_secs(10),
             tracking: None,
+            affinity_header: None,
+            probe_timeout: Duration::from_secs(1),
             stack: StackOptions {
+                balance: Balance::P2c,
                 max_wait: Duration::from_secs(3),
+                max_waiting: 1024,
+                max_in_flight: None,
                 retry_refused: 1,
+                retry_budget_percent: 20,
+                retry_lost_percent: 50,
             },
         })
         .unwrap()

@@ -1,4 +1,3 @@
-use super::turns::Turns;
 use bytes::Bytes;
 use http::{
     Request, Response, Uri,
@@ -12,6 +11,7 @@ use std::{
     convert::Infallible,
     error::Error,
     fmt,
+    num::NonZeroU64,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -21,14 +21,18 @@ use tower::{Service, ServiceBuilder, retry::RetryLayer, util::BoxCloneSyncServic
 use tower_overload::{
     BoxError, Unreachable,
     busy::{
-        BusyBalance, BusySet, Members, OnlyThisRequest, PreCheckLayer, RefusalPolicy, RetryRefused,
-        Roster, RosterChanges, roster,
+        BusySet, Members, OnlyThisRequest, RefusalPolicy, RetryBudget, RetryRefused, Roster,
+        RosterChanges, roster,
     },
     error::find,
+    pool::WorkerPoolBuilder,
     status::{AnswerAll, OverloadStatusLayer},
 };
 
-use super::tracking::WorkerService;
+use super::{
+    balance::{Balance, Loads},
+    tracking::WorkerService,
+};
 use crate::client::HttpClient;
 
 /// How a worker is called.
@@ -45,32 +49,44 @@ pub type Stack = BoxCloneSyncService<Upstream, Response<axum::body::Body>, Infal
 /// What the stacks of all models have in common.
 #[derive(Clone, Debug)]
 pub(super) struct StackOptions {
+    pub(super) balance: Balance,
     pub(super) max_wait: Duration,
+    pub(super) max_waiting: usize,
+    pub(super) max_in_flight: Option<NonZeroU64>,
     pub(super) retry_refused: usize,
+    pub(super) retry_budget_percent: u32,
+    pub(super) retry_lost_percent: u64,
 }
 
-/// The stack of one model, the roster of the workers that serve it, and the
-/// counts of those that the balancer has.
+/// The stack of one model, the roster of the workers that serve it, and their
+/// counts. It needs a runtime, where the pool's driver runs until the stack is
+/// dropped.
 ///
 /// ```text
-/// status → pre-check → retry → Turns → busy filter → Balance → worker clients
+/// status → retry → worker pool → worker clients
 /// ```
-///
-/// `Turns` makes the balancer cloneable, as Tower's `Buffer` would; what is
-/// above it is cloned for each request, and so can keep one to send it again.
 pub(super) fn stack(
     set: BusySet<Id>,
-    model: &str,
+    loads: &Loads,
     options: &StackOptions,
     status: &OverloadStatusLayer<AnswerAll>,
 ) -> (Stack, Roster<Id, WorkerService>, Members) {
     let (roster, changes): (_, RosterChanges<Id, WorkerService>) = roster();
-    let workers = BusyBalance::new(set)
+    let mut pool = WorkerPoolBuilder::new(set)
         // The client of the workers says what a failure means.
         .policy(RefusalPolicy::new().connection_faults(|_| None))
         .max_wait(options.max_wait)
-        .build(changes);
-    let members = workers.members().clone();
+        .max_waiting(options.max_waiting);
+    if let Some(limit) = options.max_in_flight {
+        pool = pool.max_in_flight(limit);
+    }
+    let pool = loads.balance(options.balance, pool).build(changes);
+    tokio::spawn(pool.driver());
+    let members = pool.members();
+    let in_flight = pool.clone();
+    let budget = RetryBudget::with_rate(10, options.retry_budget_percent as f32 / 100.0)
+        .in_flight(move || in_flight.in_flight())
+        .lost_percent(options.retry_lost_percent);
     let stack = ServiceBuilder::new()
         .map_response(|response: Response<_>| response.map(axum::body::Body::new))
         .layer(status.clone())
@@ -78,10 +94,11 @@ pub(super) fn stack(
             Some(_) => Unreachable::lost(error).into(),
             None => error,
         })
-        // Above the retry, which copies each request's head.
-        .layer(PreCheckLayer::new(members.clone()).model(model))
-        .layer(RetryLayer::new(RetryRefused::new(options.retry_refused)))
-        .service(Turns::new(workers));
+        .layer(RetryLayer::new(RetryRefused::with_budget(
+            options.retry_refused,
+            budget,
+        )))
+        .service(pool);
     (BoxCloneSyncService::new(stack), roster, members)
 }
 

@@ -24,9 +24,10 @@ use tower_overload::{
     BoxError,
     completion::TrackedBody,
     load::{
-        LoadEvent, WorkerMonitor,
+        LoadEvent, WorkerCounts, WorkerMonitor,
         tracker::{Cost, Frames, KeepFresh, LoadTracker, ResponseFuture, TrackLoad, Tracked},
     },
+    pool::pick::hash_key,
 };
 
 /// How the gateway counts load by itself.
@@ -45,7 +46,6 @@ type OfFrame = fn(&Frame<Bytes>) -> u64;
 /// workers report.
 #[derive(Clone, Debug)]
 pub(super) struct Tracking {
-    block_size: NonZeroU64,
     tracker: LoadTracker<Id, OfRequest, OfFrame>,
 }
 
@@ -63,10 +63,7 @@ impl Tracking {
         if options.output_blocks {
             tracker = tracker.track_output_blocks(options.block_size);
         }
-        Self {
-            block_size: options.block_size,
-            tracker,
-        }
+        Self { tracker }
     }
 
     /// The client of a worker, whose requests are counted.
@@ -89,6 +86,11 @@ impl Tracking {
         self.tracker.hand_over(worker);
     }
 
+    /// What the worker has by the gateway's own count.
+    pub(super) fn counts(&self, worker: &Id) -> WorkerCounts {
+        self.tracker.counts(worker.clone())
+    }
+
     pub(super) fn keep_fresh(&self) -> KeepFresh<Id> {
         self.tracker.keep_fresh()
     }
@@ -96,11 +98,6 @@ impl Tracking {
     /// What the gateway does not know better than the worker.
     pub(super) fn rest_of(event: &LoadEvent<Id>) -> LoadEvent<Id> {
         LoadEvent::new(event.worker.clone(), event.dp_rank).kv_used_blocks(event.kv_used_blocks)
-    }
-
-    /// What a body costs that is a request to generate.
-    pub(super) fn cost(&self, prompt_tokens: u64) -> Cost {
-        Cost::of_prompt(prompt_tokens, self.block_size)
     }
 }
 
@@ -190,7 +187,38 @@ impl OfPrompt<'_> {
             &self.instructions,
         ];
         all.into_iter()
-            .fold(0, |sum, words| sum.saturating_add(words.0))
+            .fold(0, |sum, words| sum.saturating_add(words.count))
+    }
+
+    /// What requests have in common whose prompts begin with the same text;
+    /// `None` without any.
+    pub(super) fn head(&self) -> Option<u64> {
+        let all = [
+            &self.system,
+            &self.instructions,
+            &self.messages,
+            &self.prompt,
+            &self.input,
+        ];
+        let mut head = Head::default();
+        for words in all {
+            head.add(&words.head.0);
+        }
+        (!head.0.is_empty()).then(|| hash_key(&head.0))
+    }
+}
+
+/// The first text of a prompt: that is where prompts of one conversation, or
+/// of one application, are the same.
+#[derive(Debug, Default)]
+struct Head(Vec<u8>);
+
+impl Head {
+    const LONGEST: usize = 1024;
+
+    fn add(&mut self, text: &[u8]) {
+        let room = Self::LONGEST - self.0.len();
+        self.0.extend_from_slice(&text[..text.len().min(room)]);
     }
 }
 
@@ -202,23 +230,33 @@ pub(super) fn prompt_tokens_of_bytes(body: &[u8]) -> u64 {
 /// The words of any JSON that a prompt may be. What is no text is skipped: to
 /// judge it is for the worker.
 #[derive(Debug, Default)]
-struct Words(u64);
+struct Words {
+    count: u64,
+    head: Head,
+}
 
 impl<'de> Deserialize<'de> for Words {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Count { depth: 0 }.deserialize(deserializer).map(Self)
+        let mut head = Head::default();
+        let all = Count {
+            depth: 0,
+            head: &mut head,
+        };
+        let count = all.deserialize(deserializer)?;
+        Ok(Self { count, head })
     }
 }
 
 /// Counts down to this depth. Messages have text in their parts, and that is
 /// the fifth.
-struct Count {
+struct Count<'a> {
     depth: u8,
+    head: &'a mut Head,
 }
 
 const DEEPEST: u8 = 8;
 
-impl<'de> DeserializeSeed<'de> for Count {
+impl<'de> DeserializeSeed<'de> for Count<'_> {
     type Value = u64;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<u64, D::Error> {
@@ -229,15 +267,16 @@ impl<'de> DeserializeSeed<'de> for Count {
     }
 }
 
-impl Count {
-    const fn below(&self) -> Self {
-        Self {
+impl Count<'_> {
+    const fn below(&mut self) -> Count<'_> {
+        Count {
             depth: self.depth + 1,
+            head: self.head,
         }
     }
 }
 
-impl<'de> Visitor<'de> for Count {
+impl<'de> Visitor<'de> for Count<'_> {
     type Value = u64;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -245,10 +284,12 @@ impl<'de> Visitor<'de> for Count {
     }
 
     fn visit_str<E>(self, text: &str) -> Result<u64, E> {
+        self.head.add(text.as_bytes());
         Ok(text.split_whitespace().count() as u64)
     }
 
-    fn visit_u64<E>(self, _token: u64) -> Result<u64, E> {
+    fn visit_u64<E>(self, token: u64) -> Result<u64, E> {
+        self.head.add(&token.to_le_bytes());
         Ok(1)
     }
 
@@ -268,7 +309,7 @@ impl<'de> Visitor<'de> for Count {
         Ok(0)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<u64, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<u64, A::Error> {
         let mut sum = 0_u64;
         while let Some(words) = seq.next_element_seed(self.below())? {
             sum = sum.saturating_add(words);
@@ -276,7 +317,7 @@ impl<'de> Visitor<'de> for Count {
         Ok(sum)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<u64, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<u64, A::Error> {
         let mut sum = 0_u64;
         while let Some(name) = map.next_key::<Name>()? {
             sum = sum.saturating_add(match name {
@@ -381,6 +422,33 @@ mod tests {
         );
         let of: OfPrompt<'_> = serde_json::from_str(&deep).unwrap();
         assert_eq!(of.prompt_tokens(), 0);
+    }
+
+    #[test]
+    fn prompts_that_begin_alike_have_one_head() {
+        let head = |body: Value| {
+            let body = body.to_string();
+            serde_json::from_str::<OfPrompt<'_>>(&body).unwrap().head()
+        };
+        let turn = |messages: &[(&str, &str)]| {
+            let message =
+                |(role, content): &(&str, &str)| json!({"role": role, "content": content});
+            head(json!({"messages": messages.iter().map(message).collect::<Vec<_>>()}))
+        };
+        let system = "You are ".repeat(200);
+        let first = turn(&[("system", &system), ("user", "hi")]);
+        let second = turn(&[("system", &system), ("user", "hi"), ("assistant", "hello")]);
+        assert!(first.is_some() && first == second);
+        assert_ne!(first, turn(&[("system", "Be brief."), ("user", "hi")]));
+        assert_eq!(
+            head(json!({"prompt": [1, 2]})),
+            head(json!({"prompt": [1, 2]}))
+        );
+        assert_ne!(
+            head(json!({"prompt": [1, 2]})),
+            head(json!({"prompt": [2, 1]}))
+        );
+        assert_eq!(head(json!({"model": "tiny", "messages": []})), None);
     }
 
     #[test]

@@ -60,7 +60,7 @@ fn status() -> OverloadStatusLayer {
 
 fn without_time(error: BoxError) -> BoxError {
     match ServiceOverloaded::find_in(&*error) {
-        Some(overloaded) => overloaded.with_retry_after(None).into(),
+        Some(overloaded) => overloaded.clone().with_retry_after(None).into(),
         None => error,
     }
 }

@@ -1,5 +1,4 @@
-use super::service::Answer;
-use crate::BoxError;
+use crate::{BoxError, busy::answer::Answer};
 use pin_project_lite::pin_project;
 use std::{
     fmt,
@@ -9,7 +8,7 @@ use std::{
 };
 
 pin_project! {
-    /// The response of a [`BusyFilter`](super::BusyFilter): the worker's, or
+    /// The response of a [`BusyFilter`](crate::busy::BusyFilter): the worker's, or
     /// the error that says why none got the request.
     pub struct ResponseFuture<F> {
         #[pin]

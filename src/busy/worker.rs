@@ -1,54 +1,74 @@
-//! What all endpoints of one worker share: its marks behind one atomic word,
+//! What all connections to one worker share: its marks behind one atomic word,
 //! and who waits for them to fall.
 //!
 //! The word is what the free path reads. Everything else happens under the
-//! lock: a change applies to the marks, the word and the counts of every
-//! membership, and takes the wakers of those who wait; they are woken after
-//! the lock is released. An endpoint that finds itself excluded looks again
-//! under the same lock before it leaves its waker, so no change falls between.
+//! lock: a change applies to the marks, the word and every [`Watch`], and takes
+//! the wakers of those who wait; they are woken after the lock is released. One
+//! that finds itself excluded looks again under the same lock before it leaves
+//! its waker, so no change falls between.
 
 use super::{
-    marks::{Class, Gate, Mark, Marks, Probe, SUSPECT},
-    members::Members,
-    set::{Place, Shared},
+    marks::{EXCLUDED, Mark, Marks, Outlook, Probe, SUSPECT, Standing},
+    shared::Shared,
 };
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
-use crate::unwind::FirstPanic;
-use std::{fmt, task::Waker, time::Duration};
+use crate::{
+    sync::{Arc, AtomicU64, Mutex, Ordering, lock},
+    unwind::FirstPanic,
+};
+use std::{fmt, sync, task::Waker, time::Duration};
 use tokio::time::Instant;
 
-/// Some endpoint here, or all, are of a worker that has left.
+/// A connection here, or all, are of a worker that has left.
 const RETIRED: u64 = 1 << 5;
 
-pub(crate) struct Cell {
+/// Follows where a worker stands, for one membership.
+pub(crate) trait Watch: Send + Sync {
+    /// The worker joined, stands elsewhere, changes by itself earlier than
+    /// thought, or left. Called under the worker's lock: it wakes nobody.
+    fn moved(&self, from: Option<Outlook>, to: Option<Outlook>);
+
+    /// Something has moved; called without the lock.
+    fn touched(&self);
+}
+
+/// Tells the living connections to one worker from each other. Half a word, so
+/// that a seat is small.
+pub(crate) type SeatId = u32;
+
+/// Forgets a worker that nobody needs any more.
+pub(crate) trait Tidy: Send + Sync {
+    fn tidy(&self);
+}
+
+/// The state of one worker of a set.
+pub(crate) struct WorkerState {
     word: AtomicU64,
     state: Mutex<State>,
-    /// How the worker is called in logs.
-    label: Box<str>,
+    /// How the worker is called in logs and errors.
+    label: sync::Arc<str>,
     shared: Arc<Shared>,
 }
 
 #[derive(Default)]
 struct State {
     marks: Marks,
-    seats: Vec<Seat>,
-    next_seat: u64,
-    /// No endpoint is seated here any more, and none will be.
+    seats: Vec<Seated>,
+    next_seat: SeatId,
+    /// No connection is seated here any more, and none will be.
     retired: bool,
 }
 
-/// One living endpoint.
-struct Seat {
-    id: u64,
+/// One living connection.
+struct Seated {
+    id: SeatId,
     /// Its worker has left: it counts no more, gets nothing, and is not heard.
     retired: bool,
-    members: Members,
-    /// Kept here and not in the endpoint, which balancers move about.
-    place: Place,
+    watch: sync::Arc<dyn Watch>,
+    tidy: sync::Arc<dyn Tidy>,
     waker: Option<Waker>,
 }
 
-/// What an endpoint that found a bit set may do.
+/// What one that found a bit set may do.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Check {
     Open,
@@ -57,12 +77,12 @@ pub(crate) enum Check {
     Parked(Option<Instant>),
 }
 
-/// The worker has left: the caller looks for the current cell.
+/// The worker has left: the caller looks for its current state.
 #[derive(Debug)]
 pub(crate) struct Retired;
 
-impl Cell {
-    pub(crate) fn new(label: Box<str>, shared: Arc<Shared>, marks: Marks) -> Self {
+impl WorkerState {
+    pub(crate) fn new(label: sync::Arc<str>, shared: Arc<Shared>, marks: Marks) -> Self {
         Self {
             word: AtomicU64::new(marks.bits()),
             state: Mutex::new(State {
@@ -91,9 +111,9 @@ impl Cell {
             .ok_or(Retired)
     }
 
-    /// As [`change`](Self::change), for what an endpoint has seen: it is not
+    /// As [`change`](Self::change), for what a connection has seen: it is not
     /// heard any more once its worker has left.
-    fn heard<R>(&self, seat: u64, change: impl FnOnce(&mut Marks) -> R) -> Option<R> {
+    fn heard<R>(&self, seat: SeatId, change: impl FnOnce(&mut Marks) -> R) -> Option<R> {
         self.change_if(|state| state.seated(seat).is_some(), change)
     }
 
@@ -112,27 +132,29 @@ impl Cell {
         Some(result)
     }
 
-    /// Changes the marks and publishes them: the word and the counts of every
-    /// membership. What runs foreign code is left to
+    /// Changes the marks and publishes them: the word and every
+    /// watch. What runs foreign code is left to
     /// [`finish`](Self::finish), without the lock.
     fn apply<R>(&self, state: &mut State, change: impl FnOnce(&mut Marks) -> R) -> (R, Effects) {
-        let (old, gate) = (state.marks.bits(), state.marks.gate());
+        let (old, was) = (state.marks.bits(), state.marks.outlook());
         let result = change(&mut state.marks);
-        let (new, new_gate) = (state.marks.bits(), state.marks.gate());
+        let (new, is) = (state.marks.bits(), state.marks.outlook());
         let mut effects = Effects::default();
+        // An end that moved to later is found when the earlier one comes.
+        let moved = was.standing != is.standing || is.changes_before(was);
+        if moved {
+            for seat in state.seats.iter().filter(|seat| !seat.retired) {
+                seat.watch.moved(Some(was), Some(is));
+            }
+        }
         if old != new {
             let live = state.seats.iter().any(|seat| !seat.retired);
             effects.transition = Some((old, new, live));
-            let (from, to) = (Class::of(old), Class::of(new));
-            for seat in state.seats.iter_mut().filter(|seat| !seat.retired) {
-                seat.members.moved(from, to);
-            }
             self.publish(state);
         }
         // Those who sleep until the old end have to know, and those who
         // thought it open.
-        let closes = gate == Gate::Open && new_gate != Gate::Open;
-        if old != new || closes || new_gate.opens_before(gate) {
+        if old != new || moved {
             state.seats.iter_mut().for_each(|seat| effects.wake(seat));
         }
         (result, effects)
@@ -154,43 +176,47 @@ impl Cell {
             self.shared.live(bits, live);
         }
         let mut panics = FirstPanic::default();
-        for (waker, members) in effects.first.into_iter().chain(effects.rest) {
+        for (waker, watch) in effects.first.into_iter().chain(effects.rest) {
             if let Some(waker) = waker {
                 panics.catch(|| waker.wake());
             }
-            panics.catch(|| members.touch());
+            panics.catch(|| watch.touched());
         }
         panics.resume();
     }
 
-    /// Takes a seat for a new endpoint of `members`; `place` leads here.
-    pub(crate) fn attach(&self, members: &Members, place: &Place) -> Result<u64, Retired> {
+    /// Takes a seat for a new connection; `tidy` is called when the last one
+    /// is gone.
+    pub(crate) fn attach(
+        &self,
+        watch: sync::Arc<dyn Watch>,
+        tidy: sync::Arc<dyn Tidy>,
+    ) -> Result<SeatId, Retired> {
         let mut state = lock(&self.state);
         if state.retired {
             return Err(Retired);
         }
-        let id = state.next_seat;
-        state.next_seat += 1;
+        let id = state.free_seat();
         let bits = state.marks.bits();
-        members.joined(Class::of(bits));
+        watch.moved(None, Some(state.marks.outlook()));
         let is_first = state.seats.iter().all(|seat| seat.retired);
-        state.seats.push(Seat {
+        state.seats.push(Seated {
             id,
             retired: false,
-            members: members.clone(),
-            place: place.clone(),
+            watch: watch.clone(),
+            tidy,
             waker: None,
         });
         drop(state);
         if is_first {
             self.shared.live(bits, true);
         }
-        members.touch();
+        watch.touched();
         Ok(id)
     }
 
-    /// The endpoint is gone.
-    pub(crate) fn detach(&self, seat: u64) {
+    /// The connection is gone.
+    pub(crate) fn detach(&self, seat: SeatId) {
         let mut state = lock(&self.state);
         let Some(at) = state.seats.iter().position(|other| other.id == seat) else {
             return;
@@ -202,28 +228,30 @@ impl Cell {
         if gone.retired {
             self.publish(&state);
         } else {
-            gone.members.left(Class::of(bits));
+            gone.watch.moved(Some(state.marks.outlook()), None);
         }
         drop(state);
         if was_last && !gone.retired {
             self.shared.live(bits, false);
         }
-        gone.members.touch();
+        gone.watch.touched();
         if is_vacant {
-            gone.place.tidy();
+            gone.tidy.tidy();
         }
     }
 
-    /// Leaves `waker` in the seat if the endpoint has to wait.
-    pub(crate) fn check(&self, seat: u64, now: Instant, waker: &Waker) -> Check {
+    /// Leaves `waker` in the seat if it has to wait.
+    pub(crate) fn check(&self, seat: SeatId, now: Instant, waker: &Waker) -> Check {
         let mut state = lock(&self.state);
         if state.seated(seat).is_none() {
             return Check::Parked(None);
         }
         let ((), mut effects) = self.apply(&mut state, |marks| marks.expire(now));
-        let (check, old) = match state.marks.gate() {
-            Gate::Open => (Check::Open, None),
-            Gate::Closed(until) => (Check::Parked(until), state.park(seat, waker)),
+        let outlook = state.marks.outlook();
+        let (check, old) = if outlook.standing.is_open() {
+            (Check::Open, None)
+        } else {
+            (Check::Parked(outlook.until), state.park(seat, waker))
         };
         drop(state);
         drop(old);
@@ -232,12 +260,12 @@ impl Cell {
         check
     }
 
-    /// Leaves `waker` in the seat of an endpoint that waits for its own
+    /// Leaves `waker` in the seat of one that waits for its own
     /// service, so that a mark gets its attention. Whether it may go on
     /// waiting: not if a mark has come in between.
-    pub(crate) fn watch(&self, seat: u64, waker: &Waker) -> bool {
+    pub(crate) fn watch(&self, seat: SeatId, waker: &Waker) -> bool {
         let mut state = lock(&self.state);
-        let is_open = state.marks.gate() == Gate::Open && state.seated(seat).is_some();
+        let is_open = state.marks.outlook().standing.is_open() && state.seated(seat).is_some();
         let old = is_open.then(|| state.park(seat, waker));
         drop(state);
         drop(old);
@@ -264,7 +292,7 @@ impl Cell {
         self.change(Marks::undrain)
     }
 
-    /// A request was refused, as somebody says who has no endpoint.
+    /// A request was refused, said by one that has no connection.
     pub(crate) fn leased(&self, named: Option<Duration>) -> Result<(), Retired> {
         let times = &self.shared.times;
         self.change(|marks| {
@@ -275,7 +303,7 @@ impl Cell {
     }
 
     /// A request was refused, and with it perhaps only this one.
-    pub(crate) fn refused(&self, seat: u64, named: Option<Duration>, lease: bool) {
+    pub(crate) fn refused(&self, seat: SeatId, named: Option<Duration>, lease: bool) {
         let times = &self.shared.times;
         self.heard(seat, |marks| {
             let now = Instant::now();
@@ -294,7 +322,7 @@ impl Cell {
     }
 
     /// A connection failed before any byte of a response.
-    pub(crate) fn failed(&self, seat: u64) {
+    pub(crate) fn failed(&self, seat: SeatId) {
         let times = &self.shared.times;
         self.heard(seat, |marks| {
             let now = Instant::now();
@@ -305,7 +333,7 @@ impl Cell {
 
     /// The worker answered something that is no refusal.
     #[inline]
-    pub(crate) fn answered(&self, seat: u64) {
+    pub(crate) fn answered(&self, seat: SeatId) {
         if self.has(Mark::Unreachable.bit() | SUSPECT) {
             self.heard(seat, Marks::answered);
         }
@@ -313,34 +341,78 @@ impl Cell {
 
     /// A response that was no refusal has ended.
     #[inline]
-    pub(crate) fn completed(&self, seat: u64) {
+    pub(crate) fn completed(&self, seat: SeatId) {
         if self.has(Mark::Leased.bit()) {
             self.heard(seat, Marks::completed);
         }
     }
 
-    /// As [`completed`](Self::completed), as somebody says who has no endpoint.
+    /// As [`completed`](Self::completed), said by one that has no connection.
     pub(crate) fn has_completed(&self) {
         let _ = self.change(Marks::completed);
     }
 
     /// A request leaves; `Some` if it is a probe, whose end the caller reports.
     #[inline]
-    pub(crate) fn dispatched(&self, seat: u64) -> Option<Probe> {
+    pub(crate) fn dispatched(&self, seat: SeatId) -> Option<Probe> {
         if self.has(SUSPECT) {
-            self.heard(seat, |marks| marks.dispatched(Instant::now()))?
+            let times = &self.shared.times;
+            self.heard(seat, |marks| marks.dispatched(Instant::now(), times))?
         } else {
             None
         }
     }
 
-    pub(crate) fn probe_abandoned(&self, seat: u64, probe: Probe) {
+    /// Whether a request may leave now; on probation it is the probe, whose
+    /// end the caller reports.
+    #[inline]
+    pub(crate) fn claim(&self, seat: SeatId) -> Claim {
+        if self.is_open() {
+            return Claim::Open;
+        }
+        self.claim_marked(seat)
+    }
+
+    #[cold]
+    fn claim_marked(&self, seat: SeatId) -> Claim {
+        let times = &self.shared.times;
+        let probe = self.heard(seat, |marks| {
+            let now = Instant::now();
+            marks.expire(now);
+            match marks.outlook().standing {
+                Standing::Open => Claim::Open,
+                Standing::Suspect => match marks.dispatched(now, times) {
+                    Some(probe) => Claim::Probe(probe),
+                    None => Claim::Closed,
+                },
+                Standing::Held | Standing::Shed | Standing::Unusable => Claim::Closed,
+            }
+        });
+        probe.unwrap_or(Claim::Closed)
+    }
+
+    /// Whether a mark keeps requests away, or the worker has left. Probation
+    /// is none.
+    ///
+    /// Under the lock, for those who are about to wait: a change that is not
+    /// seen here comes after it, and finds them.
+    pub(crate) fn is_excluded(&self, seat: SeatId) -> bool {
+        let mut state = lock(&self.state);
+        state.marks.bits() & EXCLUDED != 0 || state.seated(seat).is_none()
+    }
+
+    pub(crate) fn probe_abandoned(&self, seat: SeatId, probe: Probe) {
         self.heard(seat, |marks| marks.probe_abandoned(probe));
     }
 
     /// Ends the marks whose time has come, also if nobody asks for the worker.
-    pub(crate) fn expire(&self, now: Instant) {
-        let _ = self.change(|marks| marks.expire(now));
+    /// Returns when the next one ends that keeps requests away.
+    pub(crate) fn expire(&self, now: Instant) -> Option<Instant> {
+        let ended = self.change(|marks| {
+            marks.expire(now);
+            marks.outlook().until
+        });
+        ended.ok().flatten()
     }
 
     /// The marks as they are at `now`.
@@ -350,7 +422,7 @@ impl Cell {
         marks
     }
 
-    /// Whether nobody needs the cell at `now`: no endpoint, no mark. If so it
+    /// Whether nobody needs the worker at `now`: no connection, no mark. If so it
     /// is retired, and the caller forgets it.
     pub(crate) fn retire_if_vacant(&self, now: Instant) -> (bool, Effects) {
         let mut state = lock(&self.state);
@@ -364,14 +436,14 @@ impl Cell {
     }
 
     /// The worker has left, or another one under its id takes its place: the
-    /// endpoints of `from`, or all, get nothing more and are not heard.
+    /// connection in the seat `from`, or all, get nothing more and are not heard.
     ///
-    /// If none is left, the cell is retired, and the marks are given that its
+    /// If none is left, the worker is retired, and the marks are given that its
     /// successor starts with. Otherwise others still have the worker; that it
     /// was `replaced` voids what their connections said too.
     pub(crate) fn retire(
         &self,
-        from: Option<&Members>,
+        from: Option<SeatId>,
         replaced: bool,
         now: Instant,
     ) -> (Option<Marks>, Effects) {
@@ -379,7 +451,7 @@ impl Cell {
         if state.retired {
             return (None, Effects::default());
         }
-        let leaves = |seat: &Seat| from.is_none_or(|from| seat.members.same(from));
+        let leaves = |seat: &Seated| from.is_none_or(|from| seat.id == from);
         let stays = state
             .seats
             .iter()
@@ -390,12 +462,12 @@ impl Cell {
                 marks.forget_connections();
             }
         });
-        let bits = state.marks.bits();
+        let (bits, outlook) = (state.marks.bits(), state.marks.outlook());
         let mut left = false;
         for seat in state.seats.iter_mut().filter(|seat| !seat.retired) {
             if leaves(seat) {
                 seat.retired = true;
-                seat.members.left(Class::of(bits));
+                seat.watch.moved(Some(outlook), None);
                 effects.wake(seat);
                 left = true;
             }
@@ -409,14 +481,14 @@ impl Cell {
         (marks, effects)
     }
 
-    pub(crate) fn label(&self) -> &str {
+    pub(crate) fn label(&self) -> &sync::Arc<str> {
         &self.label
     }
 }
 
-impl fmt::Debug for Cell {
+impl fmt::Debug for WorkerState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cell")
+        f.debug_struct("WorkerState")
             .field("worker", &self.label)
             .field("bits", &self.word)
             .finish_non_exhaustive()
@@ -424,14 +496,25 @@ impl fmt::Debug for Cell {
 }
 
 impl State {
-    /// The seat of an endpoint whose worker has not left.
-    fn seated(&mut self, id: u64) -> Option<&mut Seat> {
+    /// A number that no seat has.
+    fn free_seat(&mut self) -> SeatId {
+        loop {
+            let id = self.next_seat;
+            self.next_seat = id.wrapping_add(1);
+            if self.seats.iter().all(|seat| seat.id != id) {
+                return id;
+            }
+        }
+    }
+
+    /// The seat of a connection whose worker has not left.
+    fn seated(&mut self, id: SeatId) -> Option<&mut Seated> {
         let mut seats = self.seats.iter_mut();
         seats.find(|seat| seat.id == id && !seat.retired)
     }
 
     /// Leaves a waker, and gives back the one to drop without the lock.
-    fn park(&mut self, id: u64, waker: &Waker) -> Option<Waker> {
+    fn park(&mut self, id: SeatId, waker: &Waker) -> Option<Waker> {
         match &mut self.seated(id)?.waker {
             Some(old) if old.will_wake(waker) => None,
             slot => slot.replace(waker.clone()),
@@ -440,19 +523,29 @@ impl State {
 }
 
 /// What is to do once the lock is released: it runs foreign code. Nearly
-/// always a worker has one endpoint, so the first needs no allocation.
+/// always a worker has one connection, so the first needs no allocation.
 #[derive(Default)]
 #[must_use]
 pub(crate) struct Effects {
     transition: Option<(u64, u64, bool)>,
     live: Option<(u64, bool)>,
-    first: Option<(Option<Waker>, Members)>,
-    rest: Vec<(Option<Waker>, Members)>,
+    first: Option<Wake>,
+    rest: Vec<Wake>,
+}
+
+type Wake = (Option<Waker>, sync::Arc<dyn Watch>);
+
+/// What [`WorkerState::claim`] says.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    Open,
+    Probe(Probe),
+    Closed,
 }
 
 impl Effects {
-    fn wake(&mut self, seat: &mut Seat) {
-        let wake = (seat.waker.take(), seat.members.clone());
+    fn wake(&mut self, seat: &mut Seated) {
+        let wake = (seat.waker.take(), seat.watch.clone());
         if self.first.is_none() {
             self.first = Some(wake);
         } else {

@@ -1,10 +1,19 @@
 //! Discovery on its way to the balancer: every worker's service becomes an
 //! [`Endpoint`], and the end of the discovery is never the balancer's end.
 
-use super::{
-    cell::Cell, endpoint::Endpoint, members::Members, policy::RefusalPolicy, set::BusySet,
+use super::endpoint::Endpoint;
+use crate::{
+    BoxError, WorkerId,
+    busy::{
+        members::Members,
+        policy::RefusalPolicy,
+        set::BusySet,
+        worker::{SeatId, WorkerState},
+    },
+    completion::CompleteOnBody,
+    metrics::DISCOVERY_ERRORS,
+    sync::Arc,
 };
-use crate::{BoxError, WorkerId, completion::CompleteOnBody, metrics::DISCOVERY_ERRORS, sync::Arc};
 use futures::Stream;
 use metrics::Counter;
 use pin_project_lite::pin_project;
@@ -34,7 +43,7 @@ pin_project! {
         discover: Option<D>,
         set: BusySet<D::Key>,
         members: Members,
-        seated: HashMap<D::Key, Arc<Cell>>,
+        seated: HashMap<D::Key, (Arc<WorkerState>, SeatId)>,
         policy: P,
         completion: C,
         errors: Counter,
@@ -50,7 +59,7 @@ impl<D: Discover> BusyDiscover<D> {
 
 impl<D: Discover, P, C> BusyDiscover<D, P, C> {
     /// Workers of any kind: `policy` tells refusals (a
-    /// [`Classify`](super::Classify)), `completion` when a response is over (a
+    /// [`Classify`](crate::busy::Classify)), `completion` when a response is over (a
     /// [`TrackCompletion`](tower::load::TrackCompletion)).
     pub fn with(discover: D, set: BusySet<D::Key>, policy: P, completion: C) -> Self {
         let errors = DISCOVERY_ERRORS.counter(set.prefix(), &[set.model()]);
@@ -103,8 +112,8 @@ where
         };
         Poll::Ready(Some(Ok(match change {
             Change::Insert(worker, service) => {
-                if let Some(old) = this.seated.remove(&worker) {
-                    this.set.retire(&worker, &old, Some(this.members), true);
+                if let Some((old, seat)) = this.seated.remove(&worker) {
+                    this.set.retire(&worker, &old, Some(seat), true);
                 }
                 let endpoint = Endpoint::new(
                     service,
@@ -113,12 +122,12 @@ where
                     this.policy.clone(),
                     this.completion.clone(),
                 );
-                this.seated.insert(worker.clone(), endpoint.cell().clone());
+                this.seated.insert(worker.clone(), endpoint.seat());
                 Change::Insert(worker, endpoint)
             }
             Change::Remove(worker) => {
-                if let Some(old) = this.seated.remove(&worker) {
-                    this.set.retire(&worker, &old, Some(this.members), false);
+                if let Some((old, seat)) = this.seated.remove(&worker) {
+                    this.set.retire(&worker, &old, Some(seat), false);
                 }
                 Change::Remove(worker)
             }

@@ -1,13 +1,12 @@
-use super::{
-    future::ResponseFuture,
-    layer::Options,
-    members::{Members, Observation, Verdict},
-};
+use super::{future::ResponseFuture, layer::Options};
 use crate::{
-    BoxError, OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason,
-    metrics::{FILTER_VERDICTS, Prefix},
+    BoxError, OverloadReason, UnavailableReason,
+    busy::{
+        answer::{Answer, Answers},
+        members::{Members, Verdict},
+        notify::Observation,
+    },
 };
-use ::metrics::Counter;
 use std::{
     fmt,
     future::{Future, poll_fn},
@@ -34,6 +33,7 @@ use tower_service::Service;
 /// [`BusyFilterLayer`]: super::BusyFilterLayer
 pub struct BusyFilter<S> {
     inner: S,
+    members: Members,
     observation: Observation,
     options: Options,
     step: Step,
@@ -52,80 +52,6 @@ enum Step {
     Unready,
     Dispatch { epoch: u64 },
     Answer { epoch: u64, answer: Answer },
-}
-
-/// A request that no worker gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
-    Overloaded(OverloadReason),
-    Unavailable(UnavailableReason),
-}
-
-const WAITED_TOO_LONG: Answer = Answer::Unavailable(UnavailableReason::WaitedTooLong);
-
-impl Answer {
-    const ALL: [Self; 5] = [
-        Self::Overloaded(OverloadReason::AllWorkersBusy),
-        Self::Overloaded(OverloadReason::BusyAtDispatch),
-        Self::Unavailable(UnavailableReason::NoWorkers),
-        Self::Unavailable(UnavailableReason::NoneReachable),
-        WAITED_TOO_LONG,
-    ];
-
-    pub(super) fn due(verdict: Verdict) -> Option<Self> {
-        match verdict {
-            Verdict::Wait => None,
-            Verdict::Overloaded => Some(Self::Overloaded(OverloadReason::AllWorkersBusy)),
-            Verdict::Unavailable(reason) => Some(Self::Unavailable(reason)),
-        }
-    }
-
-    /// Its place in [`ALL`](Self::ALL); past the end for what the filter
-    /// never says.
-    fn index(self) -> usize {
-        match self {
-            Self::Overloaded(OverloadReason::AllWorkersBusy) => 0,
-            Self::Overloaded(OverloadReason::BusyAtDispatch) => 1,
-            Self::Unavailable(UnavailableReason::NoWorkers) => 2,
-            Self::Unavailable(UnavailableReason::NoneReachable) => 3,
-            Self::Unavailable(UnavailableReason::WaitedTooLong) => 4,
-            Self::Overloaded(_) | Self::Unavailable(_) => Self::ALL.len(),
-        }
-    }
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Overloaded(reason) => reason.as_str(),
-            Self::Unavailable(reason) => reason.as_str(),
-        }
-    }
-
-    pub(super) fn into_error(self) -> BoxError {
-        match self {
-            Self::Overloaded(reason) => ServiceOverloaded::new(reason).into(),
-            Self::Unavailable(reason) => Unavailable::new(reason).into(),
-        }
-    }
-}
-
-/// The handles of the counters, one for each answer.
-pub(super) struct Answers {
-    counters: [Counter; 5],
-}
-
-impl Answers {
-    pub(super) fn new(prefix: &Prefix, model: &str) -> Self {
-        Self {
-            counters: Answer::ALL
-                .map(|answer| FILTER_VERDICTS.counter(prefix, &[model, answer.as_str()])),
-        }
-    }
-
-    pub(super) fn count(&self, answer: Answer) {
-        if let Some(counter) = self.counters.get(answer.index()) {
-            counter.increment(1);
-        }
-    }
 }
 
 /// A caller waits for a worker, or has waited in vain.
@@ -153,11 +79,12 @@ enum Condition {
 const ROUNDS: usize = 4;
 
 impl<S> BusyFilter<S> {
-    pub(super) fn new(inner: S, observation: Observation, options: Options) -> Self {
+    pub(super) fn new(inner: S, members: Members, options: Options) -> Self {
         let grace = options.startup_grace;
         Self {
             inner,
-            observation,
+            observation: members.notifier().observe(),
+            members,
             answers: Arc::new(Answers::new(&options.prefix, &options.model)),
             step: Step::Unready,
             pending_at: None,
@@ -170,7 +97,7 @@ impl<S> BusyFilter<S> {
 
     /// The membership that decides.
     pub fn members(&self) -> &Members {
-        self.observation.members()
+        &self.members
     }
 
     /// The wrapped service.
@@ -188,7 +115,7 @@ impl<S> BusyFilter<S> {
         S::Error: Into<BoxError>,
     {
         for _ in 0..ROUNDS {
-            let epoch = self.members().epoch();
+            let epoch = self.observation.epoch();
             if self.pending_at == Some(epoch) {
                 break;
             }
@@ -203,7 +130,6 @@ impl<S> BusyFilter<S> {
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
                 Poll::Pending => {
                     self.pending_at = Some(epoch);
-                    self.members().settle(epoch);
                 }
             }
         }
@@ -250,7 +176,7 @@ impl<S> BusyFilter<S> {
         }));
         if wait.deadline <= now {
             wait.in_vain = Some(joins);
-            return Poll::Ready(WAITED_TOO_LONG);
+            return Poll::Ready(Answer::WAITED_TOO_LONG);
         }
         if wait.timer.as_mut().poll(cx).is_ready() {
             // The deadline passed since the clock was read: look again.
@@ -271,7 +197,7 @@ impl<S> BusyFilter<S> {
     /// than a line for those who debug; the counters tell how often.
     #[cold]
     fn log(&self) {
-        let members = self.observation.members();
+        let members = &self.members;
         let (model, alive, usable) = (&*self.options.model, members.alive(), members.usable());
         match self.condition {
             Condition::Serving => {
@@ -301,7 +227,11 @@ where
         self.step = Step::Unready;
         match self.poll_inner() {
             Poll::Ready(Ok(epoch)) => {
-                self.wait = None;
+                // A request that probes a worker is no sign that those behind
+                // it will be served: their wait goes on.
+                if self.members.open() > 0 {
+                    self.wait = None;
+                }
                 self.found(Condition::Serving);
                 self.step = Step::Dispatch { epoch };
                 return Poll::Ready(Ok(()));
@@ -318,7 +248,7 @@ where
         // Whatever changes from here on wakes this task; what changed before
         // shows in the epoch, and is looked at after others had their turn.
         self.observation.register(cx.waker());
-        if self.pending_at != Some(self.members().epoch()) {
+        if self.pending_at != Some(self.observation.epoch()) {
             cx.waker().wake_by_ref();
         }
         Poll::Pending
@@ -328,7 +258,7 @@ where
     ///
     /// When called without a preceding `Ready` of `poll_ready`.
     fn call(&mut self, request: Req) -> Self::Future {
-        let now = self.members().epoch();
+        let now = self.observation.epoch();
         let answer = match mem::replace(&mut self.step, Step::Unready) {
             Step::Unready => panic!("called before ready"),
             Step::Dispatch { epoch } if epoch == now => {
@@ -342,7 +272,9 @@ where
                 Poll::Ready(Err(error)) => return ResponseFuture::failed(error),
                 Poll::Pending => match (Answer::due(self.members().verdict()), step) {
                     (Some(answer), _) => answer,
-                    (None, Step::Answer { answer, .. }) if answer == WAITED_TOO_LONG => answer,
+                    (None, Step::Answer { answer, .. }) if answer == Answer::WAITED_TOO_LONG => {
+                        answer
+                    }
                     (None, _) => Answer::Overloaded(OverloadReason::BusyAtDispatch),
                 },
             },
@@ -357,7 +289,8 @@ impl<S: Clone> Clone for BusyFilter<S> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
-            observation: self.members().observe(),
+            observation: self.members.notifier().observe(),
+            members: self.members.clone(),
             options: self.options.clone(),
             step: Step::Unready,
             pending_at: None,

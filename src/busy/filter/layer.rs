@@ -1,5 +1,5 @@
-use super::{members::Members, service::BusyFilter};
-use crate::metrics::Prefix;
+use super::service::BusyFilter;
+use crate::{busy::members::Members, metrics::Prefix};
 use std::time::Duration;
 use tower_layer::Layer;
 
@@ -7,10 +7,9 @@ use tower_layer::Layer;
 ///
 /// It stands directly above the balancer, whose readiness it judges: a `Buffer`
 /// in between is always ready, and would leave it nothing to say. It takes the
-/// handle to the membership of the [`BusyDiscover`] that feeds the balancer. [`BusyBalance`](super::BusyBalance) builds discover, balancer
-/// and filter together.
+/// handle to the membership of the [`BusyDiscover`] that feeds the balancer.
 ///
-/// [`BusyDiscover`]: super::BusyDiscover
+/// [`BusyDiscover`]: crate::busy::BusyDiscover
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct BusyFilterLayer {
@@ -81,6 +80,6 @@ impl<S> Layer<S> for BusyFilterLayer {
     type Service = BusyFilter<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        BusyFilter::new(inner, self.members.observe(), self.options.clone())
+        BusyFilter::new(inner, self.members.clone(), self.options.clone())
     }
 }
