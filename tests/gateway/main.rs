@@ -3,6 +3,7 @@
 mod admin;
 #[path = "../support/alloc.rs"]
 mod alloc;
+mod balance;
 mod cli;
 #[path = "../support/eventually.rs"]
 mod eventually;
