@@ -94,6 +94,8 @@ pub mod nats;
 #[cfg(feature = "scrape")]
 pub mod scrape;
 pub mod status;
+#[cfg(feature = "upstream")]
+pub mod upstream;
 
 mod sync;
 mod unwind;

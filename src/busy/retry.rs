@@ -20,6 +20,7 @@ use tower::retry::{
 /// | [`ServiceOverloaded`]: *worker at capacity*, *busy at dispatch* | at most `times`, within the budget |
 /// | [`Unreachable`]: the connection could not be made | until a worker is reached, at most 16 times |
 /// | [`Unreachable`]: the connection was lost before any byte of a response | as a refusal; [not at all](Self::resend_lost) if you say so |
+/// | with the feature `upstream`, a `Fault` of the kind *lost reused* | once, at no cost |
 /// | any other | never |
 ///
 /// Once a response head has come, nothing that happens to its body is a matter
@@ -39,6 +40,8 @@ pub struct RetryRefused<B = TpsBudget> {
     resend_lost: bool,
     failure: Option<Unreachable>,
     named: Option<Duration>,
+    #[cfg(feature = "upstream")]
+    met_idle_close: bool,
 }
 
 /// Every failed attempt marks its worker, so even many end soon.
@@ -66,6 +69,8 @@ impl<B> RetryRefused<B> {
             resend_lost: true,
             failure: None,
             named: None,
+            #[cfg(feature = "upstream")]
+            met_idle_close: false,
         }
     }
 
@@ -123,6 +128,12 @@ where
             self.budget.deposit();
             return None;
         };
+        // The end of an idle connection is nobody's fault, and met once.
+        #[cfg(feature = "upstream")]
+        if !self.met_idle_close && crate::upstream::is_lost_reused(&**error) {
+            self.met_idle_close = true;
+            return Some(ready(()));
+        }
         let failure = Unreachable::find_in(&**error);
         if let Some(failure) = failure.filter(|failure| !failure.may_have_been_sent()) {
             self.failure = Some(failure.clone());
@@ -157,6 +168,8 @@ impl<B> Clone for RetryRefused<B> {
             resend_lost: self.resend_lost,
             failure: self.failure.clone(),
             named: self.named,
+            #[cfg(feature = "upstream")]
+            met_idle_close: self.met_idle_close,
         }
     }
 }
