@@ -93,7 +93,9 @@ fn models(body: &[u8]) -> Option<Vec<Range<usize>>> {
 }
 
 fn spaces(body: &[u8], from: usize) -> usize {
-    let spaces = body[from..].iter().take_while(|byte| byte.is_ascii_whitespace());
+    let spaces = body[from..]
+        .iter()
+        .take_while(|byte| byte.is_ascii_whitespace());
     from + spaces.count()
 }
 

@@ -69,8 +69,7 @@ impl Base {
             https,
             host: host.to_owned(),
             port,
-            host_header: HeaderValue::try_from(authority.as_str())
-                .map_err(|_| invalid(ALLOWED))?,
+            host_header: HeaderValue::try_from(authority.as_str()).map_err(|_| invalid(ALLOWED))?,
             name: format!("{scheme}://{authority}{path}").into(),
             authority,
             path,

@@ -72,7 +72,9 @@ impl WorkerBody {
     }
 
     pub(super) fn rejected(rejected: Rejected) -> Self {
-        Self(State::Own(Some(Bytes::from_static(rejected.reason().as_bytes()))))
+        Self(State::Own(Some(Bytes::from_static(
+            rejected.reason().as_bytes(),
+        ))))
     }
 }
 
@@ -123,7 +125,9 @@ impl Body for WorkerBody {
                 Some(Err(broken(error.into())))
             }
             // hyper takes a reset without an error for an end.
-            None if matches!(held, Some(HeldUntilEnd::Http2 { .. })) && !incoming.is_end_stream() => {
+            None if matches!(held, Some(HeldUntilEnd::Http2 { .. }))
+                && !incoming.is_end_stream() =>
+            {
                 *held = None;
                 Some(Err(broken(MalformedAnswer::Unfinished.into())))
             }

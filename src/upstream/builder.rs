@@ -207,10 +207,12 @@ fn headers(given: Vec<(String, HeaderValue)>) -> Result<HeaderMap, InvalidSettin
     let mut headers = HeaderMap::new();
     for (name, value) in given {
         let valid = HeaderName::try_from(&*name).ok();
-        let valid = valid.filter(|name| !RESERVED.contains(name)).ok_or_else(|| {
-            let allowed = "the name of one that does not frame or route the message";
-            InvalidSetting::new("header of a worker", name, allowed)
-        })?;
+        let valid = valid
+            .filter(|name| !RESERVED.contains(name))
+            .ok_or_else(|| {
+                let allowed = "the name of one that does not frame or route the message";
+                InvalidSetting::new("header of a worker", name, allowed)
+            })?;
         headers.insert(valid, value);
     }
     Ok(headers)

@@ -92,7 +92,6 @@ async fn first_of(addresses: &[SocketAddr], until: Option<Instant>) -> io::Resul
             Err(error) => failed = Some(error),
         }
     }
-    Err(failed.unwrap_or_else(|| {
-        io::Error::new(io::ErrorKind::NotFound, "the host has no address")
-    }))
+    Err(failed
+        .unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address")))
 }

@@ -1,7 +1,7 @@
 //! The body of a request, which can be sent again while little of it was.
 
-use bytes::Bytes;
 use crate::BoxError;
+use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
@@ -208,7 +208,10 @@ impl Body for Outgoing {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.upload.as_ref().map(Upload::size_hint).unwrap_or_default()
+        self.upload
+            .as_ref()
+            .map(Upload::size_hint)
+            .unwrap_or_default()
     }
 }
 
@@ -263,7 +266,17 @@ mod tests {
         let trailers = HeaderMap::from_iter([(http::header::ETAG, "x".parse().unwrap())]);
         let frames = vec![data(1), data(2), Frame::trailers(trailers.clone())];
         let (mut outgoing, back) = Outgoing::new(streamed(frames));
-        assert_eq!(outgoing.frame().await.unwrap().unwrap().into_data().unwrap().len(), 1);
+        assert_eq!(
+            outgoing
+                .frame()
+                .await
+                .unwrap()
+                .unwrap()
+                .into_data()
+                .unwrap()
+                .len(),
+            1
+        );
         drop(outgoing);
         let again = back.await.unwrap().again().unwrap();
         let (outgoing, back) = Outgoing::new(again);
@@ -272,7 +285,10 @@ mod tests {
         assert_eq!(all.to_bytes().len(), 3);
         let (outgoing, _) = Outgoing::new(back.await.unwrap().again().unwrap());
         assert_eq!(outgoing.size_hint().exact(), None, "it has trailers");
-        assert_eq!(outgoing.collect().await.unwrap().trailers(), Some(&trailers));
+        assert_eq!(
+            outgoing.collect().await.unwrap().trailers(),
+            Some(&trailers)
+        );
     }
 
     #[tokio::test]
@@ -291,11 +307,17 @@ mod tests {
         let upload = Upload::new(Full::new(Bytes::from_static(b"abc")));
         assert_eq!(upload.size_hint().exact(), Some(3));
         assert!(!upload.is_over());
-        for empty in [Upload::new(Full::new(Bytes::new())), Upload::whole(Bytes::new())] {
+        for empty in [
+            Upload::new(Full::new(Bytes::new())),
+            Upload::whole(Bytes::new()),
+        ] {
             assert!(empty.is_over());
             assert_eq!(empty.size_hint().exact(), Some(0));
         }
-        assert_eq!(Upload::whole(Bytes::from_static(b"ab")).size_hint().exact(), Some(2));
+        assert_eq!(
+            Upload::whole(Bytes::from_static(b"ab")).size_hint().exact(),
+            Some(2)
+        );
     }
 
     #[tokio::test]

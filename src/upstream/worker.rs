@@ -189,7 +189,11 @@ impl Shared {
             }
             Protocol::Http2 => {
                 let mut uri = http::uri::Parts::default();
-                let scheme = if base.https { Scheme::HTTPS } else { Scheme::HTTP };
+                let scheme = if base.https {
+                    Scheme::HTTPS
+                } else {
+                    Scheme::HTTP
+                };
                 uri.scheme = Some(scheme);
                 uri.authority = Some(base.authority.clone());
                 uri.path_and_query = Some(target);
@@ -202,12 +206,16 @@ impl Shared {
 
     /// The body with the name that the model has at this worker.
     async fn renamed(&self, upload: Upload) -> Result<Upload, Stop> {
-        let body = collect(upload, self.alias_limit).await.map_err(|end| match end {
-            End::TooLong => Stop::Rejected(Rejected::BODY_TOO_LARGE),
-            End::Failed(error) => Stop::Fault(self.fault(FaultKind::Request, error)),
-        })?;
+        let body = collect(upload, self.alias_limit)
+            .await
+            .map_err(|end| match end {
+                End::TooLong => Stop::Rejected(Rejected::BODY_TOO_LARGE),
+                End::Failed(error) => Stop::Fault(self.fault(FaultKind::Request, error)),
+            })?;
         let renamed = self.aliases.iter();
-        let renamed = renamed.filter_map(|(from, to)| alias::replace(&body, from, to)).next();
+        let renamed = renamed
+            .filter_map(|(from, to)| alias::replace(&body, from, to))
+            .next();
         Ok(Upload::whole(renamed.unwrap_or(body)))
     }
 }
@@ -260,5 +268,9 @@ async fn collect(upload: Upload, limit: usize) -> Result<Bytes, End> {
             rest.extend_from_slice(&data);
         }
     }
-    Ok(if rest.is_empty() { first } else { rest.freeze() })
+    Ok(if rest.is_empty() {
+        first
+    } else {
+        rest.freeze()
+    })
 }

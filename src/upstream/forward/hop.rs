@@ -3,7 +3,7 @@
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{
-        CONNECTION, CONTENT_LENGTH, COOKIE, Entry, EXPECT, HOST, PROXY_AUTHENTICATE,
+        CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, Entry, HOST, PROXY_AUTHENTICATE,
         PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
     },
 };

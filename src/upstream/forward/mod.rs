@@ -40,12 +40,14 @@ mod path;
 mod via;
 
 pub(super) use hop::clean_trailers;
-pub(super) use path::has_parent_segment;
 pub use origin::{Client, XForwarded};
+pub(super) use path::has_parent_segment;
 
 use self::via::Pseudonym;
 use super::{InvalidSetting, MalformedAnswer};
-use http::{HeaderValue, Method, StatusCode, Version, header::CONNECTION, header::TE, request, response};
+use http::{
+    HeaderValue, Method, StatusCode, Version, header::CONNECTION, header::TE, request, response,
+};
 use std::{error::Error, fmt};
 
 /// The rules for what is forwarded, and the two things about them that can be
@@ -79,7 +81,8 @@ impl Forwarding {
     pub fn via(mut self, name: &str) -> Result<Self, InvalidSetting> {
         let allowed = "a token of at most 64 letters, digits and !#$%&'*+-.^_`|~";
         let pseudonym = Pseudonym::new(name);
-        self.via = Some(pseudonym.ok_or_else(|| InvalidSetting::new("name in Via", name, allowed))?);
+        self.via =
+            Some(pseudonym.ok_or_else(|| InvalidSetting::new("name in Via", name, allowed))?);
         Ok(self)
     }
 
@@ -159,7 +162,9 @@ impl Default for Forwarding {
 /// Sets what HTTP/1.1 wants beside a `TE`.
 pub(super) fn name_te_in_connection(parts: &mut request::Parts) {
     if parts.headers.contains_key(TE) {
-        parts.headers.insert(CONNECTION, HeaderValue::from_static("te"));
+        parts
+            .headers
+            .insert(CONNECTION, HeaderValue::from_static("te"));
     }
 }
 

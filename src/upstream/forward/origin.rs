@@ -59,7 +59,12 @@ impl XForwarded {
             return;
         }
         if matches!(self, Self::Replace | Self::Remove) {
-            let all = [FORWARDED, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO];
+            let all = [
+                FORWARDED,
+                X_FORWARDED_FOR,
+                X_FORWARDED_HOST,
+                X_FORWARDED_PROTO,
+            ];
             for name in all {
                 parts.headers.remove(name);
             }

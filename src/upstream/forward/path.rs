@@ -47,7 +47,9 @@ fn next(bytes: &mut &[u8]) -> Option<u8> {
 }
 
 fn digit(byte: u8) -> Option<u8> {
-    char::from(byte).to_digit(16).and_then(|it| it.try_into().ok())
+    char::from(byte)
+        .to_digit(16)
+        .and_then(|it| it.try_into().ok())
 }
 
 #[cfg(test)]

@@ -39,7 +39,11 @@ fn tunnels_echoes_and_parents_are_not_forwarded() {
         assert!(parts.headers.contains_key("connection"), "it is as it was");
     }
     for target in ["/v1/models?x=../y", "*", "/"] {
-        assert_eq!(rules.check(&parts("OPTIONS", target, &[])), Ok(()), "{target}");
+        assert_eq!(
+            rules.check(&parts("OPTIONS", target, &[])),
+            Ok(()),
+            "{target}"
+        );
     }
 }
 
@@ -88,19 +92,38 @@ fn what_the_client_is_is_told_as_configured() {
         ("forwarded", "for=203.0.113.7"),
     ];
     let client = Client::new(IpAddr::V4(Ipv4Addr::LOCALHOST));
-    let names = ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "forwarded"];
+    let names = [
+        "x-forwarded-for",
+        "x-forwarded-proto",
+        "x-forwarded-host",
+        "forwarded",
+    ];
     for (rule, expected) in [
         (
             XForwarded::Append,
-            ["203.0.113.7 127.0.0.1", "https", "api.example", "for=203.0.113.7"],
+            [
+                "203.0.113.7 127.0.0.1",
+                "https",
+                "api.example",
+                "for=203.0.113.7",
+            ],
         ),
-        (XForwarded::Replace, ["127.0.0.1", "http", "api.example", ""]),
-        (XForwarded::Pass, ["203.0.113.7", "https", "", "for=203.0.113.7"]),
+        (
+            XForwarded::Replace,
+            ["127.0.0.1", "http", "api.example", ""],
+        ),
+        (
+            XForwarded::Pass,
+            ["203.0.113.7", "https", "", "for=203.0.113.7"],
+        ),
         (XForwarded::Remove, ["", "", "", ""]),
     ] {
         let mut parts = parts("GET", "/", &came);
         parts.extensions.insert(client);
-        Forwarding::new().x_forwarded(rule).request(&mut parts).unwrap();
+        Forwarding::new()
+            .x_forwarded(rule)
+            .request(&mut parts)
+            .unwrap();
         let found = names.map(|name| all(&parts.headers, name).join(" "));
         assert_eq!(found, expected, "{rule:?}");
     }
@@ -115,7 +138,9 @@ fn what_the_client_is_is_told_as_configured() {
 #[test]
 fn a_request_is_framed_anew() {
     let headers = forwarded(
-        &Forwarding::new().without_via().x_forwarded(XForwarded::Pass),
+        &Forwarding::new()
+            .without_via()
+            .x_forwarded(XForwarded::Pass),
         &[
             ("content-length", "5"),
             ("transfer-encoding", "chunked"),

@@ -15,7 +15,8 @@ pub(super) struct Pseudonym(Arc<str>);
 impl Pseudonym {
     /// `None` if it is not a token as RFC 9110 has it.
     pub(super) fn new(name: &str) -> Option<Self> {
-        let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+        let is_token =
+            |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         let valid = !name.is_empty() && name.len() <= 64 && name.bytes().all(is_token);
         valid.then(|| Self(name.into()))
     }
@@ -33,7 +34,9 @@ impl Pseudonym {
     /// Whether a message with these headers has been here before.
     pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
         tokens(headers, &VIA).any(|hop| {
-            let mut words = hop.split(u8::is_ascii_whitespace).filter(|it| !it.is_empty());
+            let mut words = hop
+                .split(u8::is_ascii_whitespace)
+                .filter(|it| !it.is_empty());
             let received_by = words.nth(1);
             received_by.is_some_and(|name| name.eq_ignore_ascii_case(self.0.as_bytes()))
         })

@@ -137,7 +137,11 @@ mod tests {
                 http::HeaderName::from_static("keep-alive"),
                 value.parse().unwrap(),
             )]);
-            assert_eq!(keep_alive(&headers), seconds.map(Duration::from_secs), "{value}");
+            assert_eq!(
+                keep_alive(&headers),
+                seconds.map(Duration::from_secs),
+                "{value}"
+            );
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::{
         upload::{Back, Outgoing},
     },
 };
+use futures::task::AtomicWaker;
 use http::{Request, Response};
 use hyper::{
     body::Incoming,
@@ -43,6 +44,9 @@ pub(in crate::upstream) struct Http2 {
     max_in_flight: Arc<AtomicUsize>,
     idle_since: Mutex<Instant>,
     has_answered: AtomicBool,
+    /// Wakes the task to see what the worker's settings are: they come before
+    /// its first answer, and to another task.
+    settled: Arc<AtomicWaker>,
     _task: Task,
 }
 
@@ -61,9 +65,11 @@ impl Http2 {
             .await
             .map_err(|error| connector.fault(FaultKind::NotConnected, error))?;
         let max_in_flight = Arc::new(AtomicUsize::new(connection.current_max_send_streams()));
-        let allowed = max_in_flight.clone();
+        let settled = Arc::new(AtomicWaker::new());
+        let (allowed, waker) = (max_in_flight.clone(), settled.clone());
         let task = Task::spawn(async move {
             let ended = poll_fn(|cx| {
+                waker.register(cx.waker());
                 let polled = Pin::new(&mut connection).poll(cx);
                 allowed.store(connection.current_max_send_streams(), Relaxed);
                 polled
@@ -79,6 +85,7 @@ impl Http2 {
             max_in_flight,
             idle_since: Mutex::new(Instant::now()),
             has_answered: AtomicBool::new(false),
+            settled,
             _task: task,
         })
     }
@@ -131,7 +138,9 @@ impl Stream {
         let mut sender = self.connection.sender.clone();
         match sender.try_send_request(request).await {
             Ok(response) => {
-                self.connection.has_answered.store(true, Relaxed);
+                if !self.connection.has_answered.swap(true, Relaxed) {
+                    self.connection.settled.wake();
+                }
                 Ok((response, self, back))
             }
             Err(mut error) => {

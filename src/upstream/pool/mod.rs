@@ -249,19 +249,21 @@ impl Pool {
         let connecting = {
             let mut state = lock(&self.state);
             let under_way = state.connecting.as_ref().and_then(WeakShared::upgrade);
-            under_way.filter(|it| it.peek().is_none()).unwrap_or_else(|| {
-                let pool = self.clone();
-                let connecting = async move {
-                    let io = pool.connector.connect().await?;
-                    let connection = Arc::new(Http2::over(io, &pool.connector).await?);
-                    lock(&pool.state).http2.push(connection.clone());
-                    pool.watch_idle();
-                    Ok(connection)
-                };
-                let connecting = connecting.boxed().shared();
-                state.connecting = connecting.downgrade();
-                connecting
-            })
+            under_way
+                .filter(|it| it.peek().is_none())
+                .unwrap_or_else(|| {
+                    let pool = self.clone();
+                    let connecting = async move {
+                        let io = pool.connector.connect().await?;
+                        let connection = Arc::new(Http2::over(io, &pool.connector).await?);
+                        lock(&pool.state).http2.push(connection.clone());
+                        pool.watch_idle();
+                        Ok(connection)
+                    };
+                    let connecting = connecting.boxed().shared();
+                    state.connecting = connecting.downgrade();
+                    connecting
+                })
         };
         connecting.await
     }
@@ -366,7 +368,10 @@ impl Lost {
             Loss::Connection { .. } | Loss::Unknown => FaultKind::LostFresh,
         };
         let again = kind == FaultKind::LostReused || loss == Loss::Connection { untouched: true };
-        (connector.fault(kind, self.error), again.then_some(self.back))
+        (
+            connector.fault(kind, self.error),
+            again.then_some(self.back),
+        )
     }
 }
 
@@ -393,7 +398,11 @@ mod tests {
                 idle: idle.map(seconds),
                 max_idle: 1,
             };
-            assert_eq!(keep.time(said.map(seconds)), seconds(kept), "{idle:?} {said:?}");
+            assert_eq!(
+                keep.time(said.map(seconds)),
+                seconds(kept),
+                "{idle:?} {said:?}"
+            );
         }
     }
 }
