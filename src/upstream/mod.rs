@@ -12,6 +12,7 @@ pub mod future;
 mod io;
 mod pool;
 mod setting;
+pub mod sse;
 mod tls;
 mod upload;
 mod worker;

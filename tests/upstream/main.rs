@@ -5,5 +5,6 @@ mod faults;
 mod forwarding;
 mod http2;
 mod idle;
+mod sse;
 mod support;
 mod tls;

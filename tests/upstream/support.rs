@@ -23,7 +23,7 @@ use tokio::{
 use tower::{ServiceBuilder, ServiceExt};
 use tower_overload::{
     BoxError, OverloadStatusLayer,
-    upstream::{Fault, HttpWorker, HttpWorkerBuilder, WorkerBody},
+    upstream::{Fault, HttpWorker, HttpWorkerBuilder, WorkerBody, sse::EventStreamLayer},
 };
 
 pub type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
@@ -281,6 +281,7 @@ impl Gateway {
             .build()
             .unwrap();
         let service = ServiceBuilder::new()
+            .layer(EventStreamLayer::new())
             .layer(status.infallible())
             .service(worker);
         let connections = Arc::new(AtomicUsize::new(0));
