@@ -3,8 +3,10 @@
 mod bodies;
 mod faults;
 mod forwarding;
+mod grpc;
 mod http2;
 mod idle;
 mod sse;
+mod stack;
 mod support;
 mod tls;

@@ -331,3 +331,12 @@ impl Connection {
         self.stream
     }
 }
+
+impl Serving {
+    /// Runs to the end of the test, at this address.
+    pub fn keep(self) -> SocketAddr {
+        let address = self.address;
+        std::mem::forget(self);
+        address
+    }
+}
