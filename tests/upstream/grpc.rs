@@ -150,7 +150,9 @@ fn message(text: &'static str) -> Bytes {
 
 async fn unary(system: &System, text: &'static str) -> Result<Response<Bytes>, Status> {
     let mut request = tonic::Request::new(message(text));
-    request.metadata_mut().insert("x-asked", MetadataValue::from_static("yes"));
+    request
+        .metadata_mut()
+        .insert("x-asked", MetadataValue::from_static("yes"));
     system.client().await.unary(request, path(), Raw).await
 }
 
@@ -169,7 +171,10 @@ async fn a_call_has_its_answer_its_metadata_and_its_trailers() {
 async fn a_refusal_that_is_trailers_only_passes() {
     let system = System::start().await;
     let status = unary(&system, "fail").await.unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::NotFound, "no such thing"));
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::NotFound, "no such thing")
+    );
 }
 
 #[tokio::test]
@@ -200,7 +205,10 @@ async fn a_stream_that_fails_says_how_in_its_trailers() {
     let mut answers = call.await.unwrap().into_inner();
     assert_eq!(answers.message().await.unwrap().unwrap(), "a");
     let status = answers.message().await.unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::DataLoss, "in the middle"));
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::DataLoss, "in the middle")
+    );
 }
 
 #[tokio::test]
@@ -238,7 +246,10 @@ async fn a_worker_that_cannot_be_reached_or_resets_is_unavailable() {
     drop(stub);
     driver.abort();
     let _ = driver.await;
-    let status = call(connect(gateway.address).await).await.unwrap().unwrap_err();
+    let status = call(connect(gateway.address).await)
+        .await
+        .unwrap()
+        .unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
 }
 
@@ -250,7 +261,10 @@ async fn the_worker_sees_that_a_call_was_given_up() {
     let (_send, messages) = mpsc::unbounded::<Bytes>();
     let call = tokio::spawn(async move {
         let request = tonic::Request::new(messages);
-        client.streaming::<_, _, Bytes, _>(request, path(), Raw).await.map(drop)
+        client
+            .streaming::<_, _, Bytes, _>(request, path(), Raw)
+            .await
+            .map(drop)
     });
     let stream = stub.accept().await.into_stream();
     let mut worker = h2::server::handshake(stream).await.unwrap();
@@ -258,7 +272,9 @@ async fn the_worker_sees_that_a_call_was_given_up() {
         worker.accept().await.unwrap().unwrap();
     let driver = tokio::spawn(async move { while worker.accept().await.is_some() {} });
     call.abort();
-    let reason = std::future::poll_fn(|cx| respond.poll_reset(cx)).await.unwrap();
+    let reason = std::future::poll_fn(|cx| respond.poll_reset(cx))
+        .await
+        .unwrap();
     assert_eq!(reason, h2::Reason::CANCEL);
     driver.abort();
 }

@@ -1,5 +1,6 @@
 //! Connections that nobody uses: kept, noticed when they are gone, closed.
 
+use crate::proxies::{Programs, Proxy};
 use crate::support::{Connection, Serving, Stub, get, post, spawn_call, text};
 use futures::stream;
 use http::{Method, Request};
@@ -227,6 +228,36 @@ async fn sixty_clients_of_a_server_that_closes_idle_connections_never_fail() {
         "it has closed some: {}",
         server.connections()
     );
+}
+
+/// The same with nginx, which does so by its own clock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixty_clients_of_nginx_come_back_when_it_closes_and_never_fail() {
+    let Some(programs) = Programs::find() else {
+        return;
+    };
+    let nginx = Proxy::nginx_that_closes(&programs).await;
+    let builder = HttpWorkerBuilder::new().idle_limit(Duration::from_secs(3600));
+    let worker = builder.build(&format!("http://{}", nginx.address)).unwrap();
+    let clients: Vec<_> = (0..60_u64)
+        .map(|n| {
+            let worker = worker.clone();
+            tokio::spawn(async move {
+                for round in 0..4 {
+                    let answer = spawn_call(&worker, post("/", format!("{n}")))
+                        .await
+                        .unwrap();
+                    let answer = answer.unwrap_or_else(|fault| panic!("{n} {round}: {fault:?}"));
+                    assert_eq!(text(answer).await, "ok");
+                    // Around the moment, each at one of its own.
+                    tokio::time::sleep(Duration::from_millis(970 + n)).await;
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.await.unwrap();
+    }
 }
 
 /// A real server, which can be told that all idle connections have been so

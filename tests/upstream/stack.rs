@@ -22,7 +22,9 @@ const LONG: Duration = Duration::from_secs(3600);
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 fn request(body: impl Into<Bytes>) -> Sent {
-    Request::post("/v1/completions").body(Full::new(body.into())).unwrap()
+    Request::post("/v1/completions")
+        .body(Full::new(body.into()))
+        .unwrap()
 }
 
 /// Status, retry, balance: with the default policy, whatever the client is.
@@ -44,7 +46,10 @@ where
     }
     // As long as the stack is.
     Box::leak(Box::new(roster));
-    let status = OverloadStatusLayer::builder().unreachable_status(502).build().unwrap();
+    let status = OverloadStatusLayer::builder()
+        .unreachable_status(502)
+        .build()
+        .unwrap();
     ServiceBuilder::new()
         .boxed_clone()
         .map_response(|response: Response<_>| response.map(boxed))
@@ -102,7 +107,11 @@ fn hyper_util_worker(
 async fn a_failing_connection_of_hyper_utils_client_is_marked_and_passed_over() {
     let good = Stub::start().await.serve(|_| OK.into());
     for bad in [closing(Stub::start().await).keep(), nowhere().await] {
-        let set = BusySet::<&str>::builder().cooldown(LONG).max_cooldown(LONG).build().unwrap();
+        let set = BusySet::<&str>::builder()
+            .cooldown(LONG)
+            .max_cooldown(LONG)
+            .build()
+            .unwrap();
         let workers = vec![
             ("bad", hyper_util_worker(bad)),
             ("good", hyper_util_worker(good.address)),
@@ -121,9 +130,16 @@ async fn a_failing_connection_of_hyper_utils_client_is_marked_and_passed_over() 
 async fn a_failing_connection_of_http_worker_is_marked_and_passed_over() {
     let good = Stub::start().await.serve(|_| OK.into());
     for bad in [closing(Stub::start().await).keep(), nowhere().await] {
-        let set = BusySet::<&str>::builder().cooldown(LONG).max_cooldown(LONG).build().unwrap();
+        let set = BusySet::<&str>::builder()
+            .cooldown(LONG)
+            .max_cooldown(LONG)
+            .build()
+            .unwrap();
         let worker = |address| HttpWorkerBuilder::new().build(&format!("http://{address}"));
-        let workers = vec![("bad", worker(bad).unwrap()), ("good", worker(good.address).unwrap())];
+        let workers = vec![
+            ("bad", worker(bad).unwrap()),
+            ("good", worker(good.address).unwrap()),
+        ];
         let stack = stack(&set, workers, 1);
         for _ in 0..20 {
             let response = stack.clone().oneshot(request("x")).await.unwrap();
@@ -162,9 +178,13 @@ async fn what_met_the_end_of_an_idle_connection_costs_no_retry_and_no_mark() {
 /// What is no fault of the connection is answered, and marks nobody.
 #[tokio::test]
 async fn a_malformed_answer_is_a_502_and_no_mark() {
-    let bad = Stub::start().await.serve(|_| b"HTTP/1.1 nonsense\r\n\r\n".into());
+    let bad = Stub::start()
+        .await
+        .serve(|_| b"HTTP/1.1 nonsense\r\n\r\n".into());
     let set = BusySet::new();
-    let worker = HttpWorkerBuilder::new().build(&format!("http://{}", bad.address)).unwrap();
+    let worker = HttpWorkerBuilder::new()
+        .build(&format!("http://{}", bad.address))
+        .unwrap();
     let stack = stack(&set, vec![("bad", worker)], 1);
     for _ in 0..3 {
         let response = stack.clone().oneshot(request("x")).await.unwrap();

@@ -20,7 +20,7 @@
 //! |---|---|
 //! | `Connection` and what it names, `Keep-Alive`, `Proxy-*`, `Upgrade`, … | removed; of `TE`, `trailers` is kept |
 //! | `Content-Length`, `Transfer-Encoding`, `Expect` | removed: the body says how long it is, and who forwards it has taken over the expectation |
-//! | several `Cookie` fields, as HTTP/2 has them | joined into one |
+//! | several `Cookie` fields over HTTP/2 | joined into one |
 //! | a segment `..` in the path, however it is encoded | refused with a 400 |
 //! | `CONNECT`, `TRACE` | refused with a 405: tunnels and echoes are not for workers to give |
 //! | `Via` that names this instance | refused with a 508: a loop |
@@ -128,7 +128,9 @@ impl Forwarding {
         self.check(parts)?;
         hop::unframe_request(&mut parts.headers);
         hop::remove_hop_by_hop(&mut parts.headers);
-        hop::join_cookies(&mut parts.headers);
+        if parts.version >= Version::HTTP_2 {
+            hop::join_cookies(&mut parts.headers);
+        }
         self.x_forwarded.apply(parts);
         if let Some(name) = &self.via {
             name.append_to(&mut parts.headers, parts.version);
