@@ -1,7 +1,7 @@
 //! The socket of a connection, which the pool can look at while hyper owns
 //! the connection.
 
-use super::MalformedAnswer;
+use super::{MalformedAnswer, frames::Frames};
 use socket2::SockRef;
 use std::{
     io,
@@ -23,6 +23,9 @@ use tokio_rustls::client::TlsStream;
 /// How many informational responses a worker may send before an answer.
 /// hyper skips them without an end.
 const MAX_INFORMATIONAL: u32 = 100;
+/// How many heads may come on a connection with HTTP/2 without one of them
+/// being an answer's: as many requests may be on it.
+const MAX_HEADS: u32 = 10_000;
 
 /// What is known of a connection from outside of it.
 #[derive(Debug)]
@@ -48,11 +51,20 @@ impl Watch {
         self.received.load(Relaxed)
     }
 
-    /// An informational response has come.
+    /// An informational response has come (HTTP/1.1).
     pub(super) fn informational(&self) {
-        if self.informational.fetch_add(1, Relaxed) >= MAX_INFORMATIONAL {
+        self.count(1, MAX_INFORMATIONAL);
+    }
+
+    fn count(&self, more: u32, most: u32) {
+        if self.informational.fetch_add(more, Relaxed) + more > most {
             self.too_many.store(true, Relaxed);
         }
+    }
+
+    /// Whether the connection was given up for its informational responses.
+    pub(super) fn is_flooded(&self) -> bool {
+        self.too_many.load(Relaxed)
     }
 
     /// An answer has come, and counts begin anew.
@@ -180,6 +192,8 @@ impl AsyncWrite for Socket {
 pub(super) struct Io {
     stream: Stream,
     watch: Arc<Watch>,
+    /// With HTTP/2, where hyper does not tell of informational responses.
+    frames: Option<Frames>,
 }
 
 #[derive(Debug)]
@@ -194,6 +208,7 @@ impl Io {
         Self {
             stream: Stream::Plain(socket),
             watch,
+            frames: None,
         }
     }
 
@@ -202,7 +217,14 @@ impl Io {
         Self {
             stream: Stream::Tls(Box::new(stream)),
             watch,
+            frames: None,
         }
+    }
+
+    /// Counts the heads of HTTP/2.
+    pub(super) fn count_heads(mut self) -> Self {
+        self.frames = Some(Frames::default());
+        self
     }
 
     fn watch_of(socket: &Socket) -> Arc<Watch> {
@@ -236,14 +258,18 @@ impl AsyncRead for Io {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.watch.too_many.load(Relaxed) {
+        if self.watch.is_flooded() {
             let error = io::Error::other(MalformedAnswer::TooManyInformational);
             return Poll::Ready(Err(error));
         }
         let before = buffer.filled().len();
         ready!(self.stream().poll_read(cx, buffer))?;
-        let more = buffer.filled().len() - before;
-        self.watch.received.fetch_add(more as u64, Relaxed);
+        let more = &buffer.filled()[before..];
+        self.watch.received.fetch_add(more.len() as u64, Relaxed);
+        if let Some(frames) = &mut self.frames {
+            let heads = frames.heads(more);
+            self.watch.count(heads, MAX_HEADS);
+        }
         Poll::Ready(Ok(()))
     }
 }

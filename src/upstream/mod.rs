@@ -8,6 +8,7 @@ mod classify;
 mod connect;
 mod fault;
 pub mod forward;
+mod frames;
 pub mod future;
 mod io;
 mod pool;

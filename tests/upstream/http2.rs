@@ -302,6 +302,37 @@ async fn an_idle_connection_is_closed_in_time() {
 }
 
 #[tokio::test]
+async fn informational_responses_have_an_end() {
+    let (_stub, worker, mut peer) = used(100).await;
+    // Some are well, over and over.
+    for _ in 0..3 {
+        let call = spawn_call(&worker, get("/"));
+        let (_request, mut respond) = peer.call().await;
+        for _ in 0..50 {
+            let early = Response::builder().status(103).body(()).unwrap();
+            respond.send_informational(early).unwrap();
+        }
+        respond.send_response(ok(), true).unwrap();
+        assert_eq!(text(call.await.unwrap().unwrap()).await, "");
+    }
+    let mut call = spawn_call(&worker, get("/"));
+    let (_request, mut respond) = peer.call().await;
+    let fault = loop {
+        for _ in 0..100 {
+            let early = Response::builder().status(103).body(()).unwrap();
+            // It fails when the connection is gone.
+            drop(respond.send_informational(early));
+        }
+        tokio::select! {
+            biased;
+            answered = &mut call => break answered.unwrap().unwrap_err(),
+            () = tokio::task::yield_now() => {}
+        }
+    };
+    assert_eq!(fault.kind(), FaultKind::Malformed);
+}
+
+#[tokio::test]
 async fn whoever_speaks_no_http2_is_a_fault_and_no_hang() {
     let stub = Stub::start().await;
     let call = spawn_call(&worker(&stub), get("/"));

@@ -80,12 +80,14 @@ impl Http1 {
             }
             Err(mut error) => {
                 let begun = self.watch.received() > before;
+                let flooded = self.watch.is_flooded();
                 // It ends the body, wherever that is, and so brings it back.
                 drop(error.take_message());
                 drop(self);
                 Err(Lost {
                     error: error.into_error(),
                     begun,
+                    flooded,
                     back,
                 })
             }

@@ -60,7 +60,7 @@ impl Http2 {
             .max_header_list_size(MAX_HEAD)
             .keep_alive_interval(PING)
             .keep_alive_timeout(PING)
-            .handshake(TokioIo::new(io));
+            .handshake(TokioIo::new(io.count_heads()));
         let (sender, mut connection) = handshake
             .await
             .map_err(|error| connector.fault(FaultKind::NotConnected, error))?;
@@ -138,6 +138,7 @@ impl Stream {
         let mut sender = self.connection.sender.clone();
         match sender.try_send_request(request).await {
             Ok(response) => {
+                watch.answered();
                 if !self.connection.has_answered.swap(true, Relaxed) {
                     self.connection.settled.wake();
                 }
@@ -151,6 +152,7 @@ impl Stream {
                 Err(Lost {
                     error: error.into_error(),
                     begun,
+                    flooded: watch.is_flooded(),
                     back,
                 })
             }

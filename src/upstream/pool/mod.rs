@@ -109,6 +109,8 @@ pub(super) struct Lost {
     error: hyper::Error,
     /// Something has come since it was sent.
     begun: bool,
+    /// More informational responses than may be have come.
+    flooded: bool,
     back: Back,
 }
 
@@ -356,7 +358,10 @@ impl Lost {
     /// What it is, and where the request's body comes back if it may be sent
     /// again.
     pub(super) fn told(self, connector: &Connector, reused: bool) -> (Fault, Option<Back>) {
-        let loss = Loss::of(&self.error);
+        let loss = match self.flooded {
+            true => Loss::Malformed,
+            false => Loss::of(&self.error),
+        };
         let kind = match loss {
             Loss::Request => FaultKind::Request,
             Loss::Stream => FaultKind::Reset,
