@@ -37,7 +37,8 @@ enum State {
 enum HeldUntilEnd {
     Http1 {
         connection: Http1,
-        upload: Back,
+        /// What is not over yet of the request, if anything.
+        upload: Option<Back>,
         said: Option<Duration>,
     },
     Http2 {
@@ -53,9 +54,13 @@ impl WorkerBody {
         pool: Arc<Pool>,
     ) -> Self {
         let held = match held {
-            Held::Http1(connection, upload) => HeldUntilEnd::Http1 {
+            Held::Http1(connection, mut upload) => HeldUntilEnd::Http1 {
                 connection,
-                upload,
+                // It is not to be kept for as long as the answer takes.
+                upload: match upload.try_recv().is_ok_and(|upload| upload.is_over()) {
+                    true => None,
+                    false => Some(upload),
+                },
                 said,
             },
             Held::Http2(stream) => HeldUntilEnd::Http2 { _stream: stream },
@@ -82,13 +87,17 @@ impl WorkerBody {
 fn give_back(held: &mut Option<HeldUntilEnd>, pool: &Arc<Pool>) {
     let Some(HeldUntilEnd::Http1 {
         connection,
-        mut upload,
+        upload,
         said,
     }) = held.take()
     else {
         return;
     };
-    if upload.try_recv().is_ok_and(|upload| upload.is_over()) {
+    let is_over = upload.is_none_or(|mut upload| {
+        let upload = upload.try_recv();
+        upload.is_ok_and(|upload| upload.is_over())
+    });
+    if is_over {
         pool.put(connection, said);
     }
 }

@@ -169,7 +169,7 @@ impl fmt::Display for LimitPassed {
 
 impl Error for LimitPassed {}
 
-/// An answer that is none: the source of a [`FaultKind::Malformed`].
+/// An answer that is none, or none to the request: the source of a [`Fault`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MalformedAnswer {
@@ -177,6 +177,9 @@ pub enum MalformedAnswer {
     Informational(StatusCode),
     /// More informational responses than are taken before the final one.
     TooManyInformational,
+    /// A 408 that the worker has sent before the request could reach it, to say
+    /// that it closes an idle connection.
+    Farewell,
     /// The stream ended before the answer did.
     Unfinished,
 }
@@ -186,6 +189,7 @@ impl fmt::Display for MalformedAnswer {
         match self {
             Self::Informational(status) => write!(f, "the answer is a {}", status.as_u16()),
             Self::TooManyInformational => f.write_str("there is no end of informational responses"),
+            Self::Farewell => f.write_str("the worker closed an idle connection with a 408"),
             Self::Unfinished => f.write_str("the stream ended before the answer did"),
         }
     }

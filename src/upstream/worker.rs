@@ -1,21 +1,22 @@
 //! A worker over HTTP, as a Tower service.
 
 use super::{
-    Fault, FaultKind, Protocol, WorkerBody, alias,
+    Fault, FaultKind, MalformedAnswer, Protocol, WorkerBody, alias,
     forward::{self, Forwarding, Rejected},
     future::ResponseFuture,
-    pool::{Pool, keep_alive},
+    pool::{Held, Pool, keep_alive},
     upload::{Outgoing, Upload},
 };
 use crate::BoxError;
 use bytes::{Buf, Bytes, BytesMut};
 use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, Uri, Version,
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
     header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING},
     request,
     uri::{PathAndQuery, Scheme},
 };
 use http_body::Body;
+use hyper::body::Incoming;
 use std::{
     fmt,
     future::poll_fn,
@@ -135,19 +136,14 @@ impl Shared {
             let kept = (!sent_again && lease.may_be_sent_again()).then(|| parts.clone());
             let (outgoing, back) = Outgoing::new(upload);
             let request = Request::from_parts(parts, outgoing);
-            let lost = match lease.send(request, back).await {
-                Ok((response, held)) => {
-                    let (mut parts, incoming) = response.into_parts();
-                    let said = keep_alive(&parts.headers);
-                    if let Err(malformed) = self.forwarding.response(&mut parts) {
-                        return Err(self.fault(FaultKind::Malformed, malformed).into());
-                    }
-                    let body = WorkerBody::new(incoming, held, said, self.pool.clone());
-                    return Ok(Response::from_parts(parts, body));
+            let (fault, back) = match lease.send(request, back).await {
+                Ok((response, held)) if reused && is_farewell(&response) => {
+                    let farewell = MalformedAnswer::Farewell;
+                    (self.fault(FaultKind::LostReused, farewell), held.give_up())
                 }
-                Err(lost) => lost,
+                Ok((response, held)) => return self.answered(response, held),
+                Err(lost) => lost.told(self.pool.connector(), reused),
             };
-            let (fault, back) = lost.told(self.pool.connector(), reused);
             let (Some(kept), Some(back)) = (kept, back) else {
                 return Err(fault.into());
             };
@@ -158,6 +154,20 @@ impl Shared {
             (parts, upload, sent_again) = (kept, again, true);
             lease = self.pool.take(true).await?;
         }
+    }
+
+    fn answered(
+        self: &Arc<Self>,
+        response: Response<Incoming>,
+        held: Held,
+    ) -> Result<Response<WorkerBody>, Stop> {
+        let (mut parts, incoming) = response.into_parts();
+        let said = keep_alive(&parts.headers);
+        if let Err(malformed) = self.forwarding.response(&mut parts) {
+            return Err(self.fault(FaultKind::Malformed, malformed).into());
+        }
+        let body = WorkerBody::new(incoming, held, said, self.pool.clone());
+        Ok(Response::from_parts(parts, body))
     }
 
     fn fault(&self, kind: FaultKind, source: impl Into<BoxError>) -> Fault {
@@ -218,6 +228,14 @@ impl Shared {
             .next();
         Ok(Upload::whole(renamed.unwrap_or(body)))
     }
+}
+
+/// Whether it is what some servers say when they close an idle connection,
+/// and no answer to the request that met it.
+fn is_farewell<B>(response: &Response<B>) -> bool {
+    response.status() == StatusCode::REQUEST_TIMEOUT
+        && forward::closes(response.headers())
+        && response.version() < Version::HTTP_2
 }
 
 /// Says how long the body is, for hyper guesses where it is not told.

@@ -130,6 +130,7 @@ const HEADERS: &[&str] = &[
     "Keep-Alive: timeout=5",
     "Connection: keep-alive",
     "Upgrade: websocket",
+    "Host: other",
     "Set-Cookie: a=1; Path=/",
     "Set-Cookie: b=2",
     "ETag: \"x\"",

@@ -197,6 +197,24 @@ async fn a_reused_connection_that_ends_in_the_middle_of_a_head_is_not_sent_again
     assert!(stub.is_quiet().await);
 }
 
+/// What servers say that close an idle connection, when it meets a request.
+#[tokio::test]
+async fn a_farewell_is_no_answer() {
+    const FAREWELL: &str =
+        "HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 3\r\n\r\nbye";
+    let (stub, worker, mut old) = used().await;
+    let call = spawn_call(&worker, post("/second", "body"));
+    old.read_message().await;
+    old.write(FAREWELL).await;
+    let mut new = stub.accept().await;
+    assert!(new.read_message().await.ends_with("body"));
+    // On a connection that is new it is one.
+    new.write(FAREWELL).await;
+    let answer = call.await.unwrap().unwrap();
+    assert_eq!(answer.status(), 408);
+    assert_eq!(text(answer).await, "bye");
+}
+
 #[tokio::test]
 async fn it_is_sent_again_once_only() {
     let (stub, worker, mut old) = used().await;

@@ -22,6 +22,7 @@
 //! | `Content-Length`, `Transfer-Encoding`, `Expect` | removed: the body says how long it is, and who forwards it has taken over the expectation |
 //! | several `Cookie` fields over HTTP/2 | joined into one |
 //! | a segment `..` in the path, however it is encoded | refused with a 400 |
+//! | several `Host` fields | refused with a 400 |
 //! | `CONNECT`, `TRACE` | refused with a 405: tunnels and echoes are not for workers to give |
 //! | `Via` that names this instance | refused with a 508: a loop |
 //! | `Via`, `X-Forwarded-*` | as [configured](Forwarding) |
@@ -46,7 +47,9 @@ pub(super) use path::has_parent_segment;
 use self::via::Pseudonym;
 use super::{InvalidSetting, MalformedAnswer};
 use http::{
-    HeaderValue, Method, StatusCode, Version, header::CONNECTION, header::TE, request, response,
+    HeaderMap, HeaderValue, Method, StatusCode, Version,
+    header::{CONNECTION, HOST, TE},
+    request, response,
 };
 use std::{error::Error, fmt};
 
@@ -109,6 +112,9 @@ impl Forwarding {
         if matches!(parts.method, Method::CONNECT | Method::TRACE) {
             return Err(Rejected::METHOD);
         }
+        if parts.headers.get_all(HOST).iter().nth(1).is_some() {
+            return Err(Rejected::HOSTS);
+        }
         if path::has_parent_segment(parts.uri.path()) {
             return Err(Rejected::PARENT_SEGMENT);
         }
@@ -161,6 +167,11 @@ impl Default for Forwarding {
     }
 }
 
+/// Whether the connection ends with this message.
+pub(super) fn closes(headers: &HeaderMap) -> bool {
+    hop::tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case(b"close"))
+}
+
 /// Sets what HTTP/1.1 wants beside a `TE`.
 pub(super) fn name_te_in_connection(parts: &mut request::Parts) {
     if parts.headers.contains_key(TE) {
@@ -185,6 +196,10 @@ impl Rejected {
     const PARENT_SEGMENT: Self = Self::new(
         StatusCode::BAD_REQUEST,
         "the path has a segment that leads out of its folder",
+    );
+    const HOSTS: Self = Self::new(
+        StatusCode::BAD_REQUEST,
+        "there is more than one host that is asked for",
     );
     const LOOP: Self = Self::new(
         StatusCode::LOOP_DETECTED,

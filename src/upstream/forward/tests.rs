@@ -38,6 +38,8 @@ fn tunnels_echoes_and_parents_are_not_forwarded() {
         assert_eq!(rejected.status(), status, "{method} {target}");
         assert!(parts.headers.contains_key("connection"), "it is as it was");
     }
+    let hosts = parts("GET", "/", &[("host", "a"), ("host", "a")]);
+    assert_eq!(rules.check(&hosts).unwrap_err().status(), 400);
     for target in ["/v1/models?x=../y", "*", "/"] {
         assert_eq!(
             rules.check(&parts("OPTIONS", target, &[])),

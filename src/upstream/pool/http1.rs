@@ -60,6 +60,11 @@ impl Http1 {
         }
     }
 
+    /// As far as is known without asking.
+    pub(super) fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
     pub(super) fn set_idle(&mut self, yes: bool) {
         self.task.set_idle(yes);
     }

@@ -184,11 +184,10 @@ impl Pool {
     /// has `said`, less a margin.
     pub(super) fn put(self: &Arc<Self>, mut connection: Http1, said: Option<Duration>) {
         let time = self.keep.time(said);
-        if time.is_zero() || self.keep.max_idle == 0 || connection.state() == State::Closed {
-            connection.set_idle(true);
+        connection.set_idle(true);
+        if time.is_zero() || self.keep.max_idle == 0 || connection.is_closed() {
             return;
         }
-        connection.set_idle(true);
         let kept = Kept {
             connection,
             until: Instant::now() + time,
@@ -351,6 +350,18 @@ impl Lease {
 
     pub(super) const fn is_reused(&self) -> bool {
         self.reused
+    }
+}
+
+impl Held {
+    /// Where the request's body comes back, if it was not the answer to it that
+    /// came: what a worker says before it closes an idle connection.
+    pub(super) fn give_up(self) -> Option<Back> {
+        match self {
+            // The connection ends here, and so brings the body back.
+            Self::Http1(_connection, back) => Some(back),
+            Self::Http2(_) => None,
+        }
     }
 }
 
