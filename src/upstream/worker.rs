@@ -129,10 +129,10 @@ impl Shared {
             upload = self.renamed(upload).await?;
         }
         let mut parts = self.head(parts, target, &upload)?;
-        let mut lease = self.pool.take(false).await?;
+        let mut lease = self.pool.take(None).await?;
         let mut sent_again = false;
         loop {
-            let reused = lease.is_reused();
+            let (reused, lost_on) = (lease.is_reused(), lease.on());
             let kept = (!sent_again && lease.may_be_sent_again()).then(|| parts.clone());
             let (outgoing, back) = Outgoing::new(upload);
             let request = Request::from_parts(parts, outgoing);
@@ -152,7 +152,7 @@ impl Shared {
             };
             tracing::debug!(error = &fault as &dyn std::error::Error, "sent again");
             (parts, upload, sent_again) = (kept, again, true);
-            lease = self.pool.take(true).await?;
+            lease = self.pool.take(Some(lost_on)).await?;
         }
     }
 

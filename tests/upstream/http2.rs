@@ -190,6 +190,27 @@ async fn what_met_the_end_of_an_idle_connection_is_sent_again() {
 }
 
 #[tokio::test]
+async fn all_that_were_lost_together_share_the_next_connection() {
+    let (stub, worker, mut peer) = used(100).await;
+    let calls: Vec<_> = (0..30).map(|_| spawn_call(&worker, get("/"))).collect();
+    let mut accepted = Vec::new();
+    for _ in 0..30 {
+        accepted.push(peer.call().await);
+    }
+    for (_, mut respond) in accepted {
+        respond.send_reset(Reason::REFUSED_STREAM);
+    }
+    let mut next = Peer::accept(&stub, 100).await;
+    for _ in 0..30 {
+        answer(next.call().await);
+    }
+    for call in calls {
+        assert_eq!(text(call.await.unwrap().unwrap()).await, "ok");
+    }
+    assert!(stub.is_quiet().await);
+}
+
+#[tokio::test]
 async fn a_stream_that_is_reset_is_the_requests_alone() {
     let (_stub, worker, mut peer) = used(100).await;
     for reason in [

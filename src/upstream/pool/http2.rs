@@ -40,6 +40,7 @@ const PING: Duration = Duration::from_secs(20);
 pub(in crate::upstream) struct Http2 {
     sender: SendRequest<Outgoing>,
     watch: Arc<Watch>,
+    id: u64,
     in_flight: AtomicUsize,
     max_in_flight: Arc<AtomicUsize>,
     idle_since: Mutex<Instant>,
@@ -51,7 +52,8 @@ pub(in crate::upstream) struct Http2 {
 }
 
 impl Http2 {
-    pub(super) async fn over(io: Io, connector: &Connector) -> Result<Self, Fault> {
+    /// `id` tells it from the others.
+    pub(super) async fn over(io: Io, id: u64, connector: &Connector) -> Result<Self, Fault> {
         let watch = io.watch().clone();
         let handshake = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -81,6 +83,7 @@ impl Http2 {
         Ok(Self {
             sender,
             watch,
+            id,
             in_flight: AtomicUsize::new(0),
             max_in_flight,
             idle_since: Mutex::new(Instant::now()),
@@ -88,6 +91,10 @@ impl Http2 {
             settled,
             _task: task,
         })
+    }
+
+    pub(super) const fn id(&self) -> u64 {
+        self.id
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -126,6 +133,10 @@ impl Stream {
             connection,
             pool: pool.clone(),
         }
+    }
+
+    pub(super) fn connection_id(&self) -> u64 {
+        self.connection.id()
     }
 
     pub(super) async fn send(

@@ -24,7 +24,10 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use std::{
     collections::VecDeque,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 use tokio::{
@@ -70,6 +73,7 @@ pub(super) struct Pool {
     connector: Connector,
     keep: Keep,
     state: Mutex<Connections>,
+    made: AtomicU64,
 }
 
 #[derive(Default)]
@@ -92,6 +96,10 @@ pub(super) struct Lease {
     on: On,
     reused: bool,
 }
+
+/// Which connection a request was on, where it is one of several that live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ConnectionId(u64);
 
 enum On {
     Http1(Http1),
@@ -120,6 +128,7 @@ impl Pool {
             connector,
             keep,
             state: Mutex::default(),
+            made: AtomicU64::new(0),
         })
     }
 
@@ -127,11 +136,12 @@ impl Pool {
         &self.connector
     }
 
-    /// A connection for a request; a `fresh` one has served none.
-    pub(super) async fn take(self: &Arc<Self>, fresh: bool) -> Result<Lease, Fault> {
+    /// A connection for a request. One that was `lost` gets a new one with
+    /// HTTP/1.1, and any other with HTTP/2.
+    pub(super) async fn take(self: &Arc<Self>, lost: Option<ConnectionId>) -> Result<Lease, Fault> {
         match self.connector.protocol {
-            Protocol::Http1 => self.take_http1(fresh).await,
-            Protocol::Http2 => self.take_http2(fresh).await,
+            Protocol::Http1 => self.take_http1(lost.is_some()).await,
+            Protocol::Http2 => self.take_http2(lost).await,
         }
     }
 
@@ -203,15 +213,13 @@ impl Pool {
         self.watch_idle();
     }
 
-    async fn take_http2(self: &Arc<Self>, fresh: bool) -> Result<Lease, Fault> {
+    async fn take_http2(self: &Arc<Self>, lost: Option<ConnectionId>) -> Result<Lease, Fault> {
         let lease = |connection: Arc<Http2>| Lease {
             reused: connection.has_answered(),
             on: On::Http2(Stream::on(connection, self)),
         };
-        if !fresh {
-            if let Some(connection) = self.shared() {
-                return Ok(lease(connection));
-            }
+        if let Some(connection) = self.shared(lost) {
+            return Ok(lease(connection));
         }
         // Those that waited for the same one may have filled it meanwhile.
         for _ in 0..MAX_HTTP2 {
@@ -219,7 +227,7 @@ impl Pool {
             if connection.has_room() {
                 return Ok(lease(connection));
             }
-            if let Some(connection) = self.shared() {
+            if let Some(connection) = self.shared(lost) {
                 return Ok(lease(connection));
             }
         }
@@ -228,15 +236,16 @@ impl Pool {
 
     /// A connection with room; or the one with the fewest requests, if there
     /// are as many as there may be.
-    fn shared(&self) -> Option<Arc<Http2>> {
+    fn shared(&self, lost: Option<ConnectionId>) -> Option<Arc<Http2>> {
         let mut state = lock(&self.state);
         let (open, closed) = std::mem::take(&mut state.http2)
             .into_iter()
             .partition::<Vec<_>, _>(|connection| !connection.is_closed());
-        let found = open.iter().find(|connection| connection.has_room());
-        let found = found.or_else(|| {
-            let all = open.iter().filter(|_| open.len() >= MAX_HTTP2);
-            all.min_by_key(|connection| connection.in_flight())
+        let others = open.iter().filter(|it| lost != Some(ConnectionId(it.id())));
+        let found = others.clone().find(|connection| connection.has_room());
+        let found = found.or_else(|| match open.len() < MAX_HTTP2 {
+            true => None,
+            false => others.min_by_key(|connection| connection.in_flight()),
         });
         let found = found.cloned();
         state.http2 = open;
@@ -256,7 +265,8 @@ impl Pool {
                     let pool = self.clone();
                     let connecting = async move {
                         let io = pool.connector.connect().await?;
-                        let connection = Arc::new(Http2::over(io, &pool.connector).await?);
+                        let id = pool.made.fetch_add(1, Relaxed);
+                        let connection = Arc::new(Http2::over(io, id, &pool.connector).await?);
                         lock(&pool.state).http2.push(connection.clone());
                         pool.watch_idle();
                         Ok(connection)
@@ -345,6 +355,14 @@ impl Lease {
                 let (response, stream, _) = stream.send(request, back).await?;
                 Ok((response, Held::Http2(stream)))
             }
+        }
+    }
+
+    /// What is to be avoided when the request is lost.
+    pub(super) fn on(&self) -> ConnectionId {
+        match &self.on {
+            On::Http1(_) => ConnectionId(0),
+            On::Http2(stream) => ConnectionId(stream.connection_id()),
         }
     }
 
