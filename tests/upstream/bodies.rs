@@ -208,3 +208,26 @@ async fn a_head_may_come_byte_by_byte() {
     }
     assert_eq!(text(call.await.unwrap().unwrap()).await, "ok");
 }
+
+/// A worker whose answer has no end fills buffers, and no memory: it waits for
+/// the client.
+#[tokio::test]
+async fn an_endless_answer_waits_for_the_client() {
+    const MOST: usize = 64 * 1024 * 1024;
+    let stub = Stub::start().await;
+    let call = spawn_call(&stub.worker(), post("/", "x"));
+    let mut connection = stub.accept().await;
+    connection.read_message().await;
+    connection.write("HTTP/1.1 200 OK\r\n\r\n").await;
+    let response = call.await.unwrap().unwrap();
+    let mut written = 0;
+    let chunk = "x".repeat(64 * 1024);
+    // As long as it is taken without a pause.
+    let pause = std::time::Duration::from_millis(200);
+    while tokio::time::timeout(pause, connection.write_or_end(&chunk)).await == Ok(true) {
+        written += chunk.len();
+        assert!(written < MOST, "nobody reads it, and it is taken");
+    }
+    drop(response);
+    connection.read_to_end().await;
+}
