@@ -83,7 +83,8 @@
 //! A worker is given [time to connect](HttpWorkerBuilder::connect_limit), and
 //! as long as it takes for its answer: a timeout around the service is for that.
 //! What it sends is bounded whatever it does: heads by 64 KiB and 100 fields,
-//! informational responses by 100, bodies by how fast the client reads.
+//! informational responses by 100 (over HTTP/2, by 10,000 on a connection that
+//! answers nothing), bodies by how fast the client reads.
 
 mod alias;
 mod base;

@@ -197,6 +197,25 @@ async fn what_is_dropped_before_its_end_closes_its_connection() {
     assert_eq!(connection.read_to_end().await, "", "the request has no end");
 }
 
+/// A worker outlives the runtime that it was first used in.
+#[test]
+fn a_worker_is_used_in_one_runtime_after_another() {
+    let server = tokio::runtime::Runtime::new().unwrap();
+    let stub = server.block_on(Stub::start());
+    let builder = HttpWorkerBuilder::new().idle_limit(Duration::from_millis(10));
+    let worker = builder.build(&stub.url()).unwrap();
+    for closes in [false, true] {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().unwrap().block_on(async {
+            let mut connection = first(&stub, &worker, OK).await;
+            // The first one ends before it could close what is idle.
+            if closes {
+                assert_eq!(connection.read_to_end().await, "");
+            }
+        });
+    }
+}
+
 /// A server that closes idle connections does so at the moment when 60 clients
 /// come back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

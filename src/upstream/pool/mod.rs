@@ -86,6 +86,15 @@ struct Connections {
     reaper: Option<AbortHandle>,
 }
 
+impl Connections {
+    /// Whether a task closes what is idle: one that ended with its runtime does
+    /// not.
+    fn is_watched(&self) -> bool {
+        let reaper = self.reaper.as_ref();
+        reaper.is_some_and(|reaper| !reaper.is_finished())
+    }
+}
+
 struct Kept {
     connection: Http1,
     until: Instant,
@@ -208,9 +217,12 @@ impl Pool {
             true => state.http1.pop_front(),
             false => None,
         };
+        let is_watched = state.is_watched();
         drop(state);
         drop(one_too_many);
-        self.watch_idle();
+        if !is_watched {
+            self.watch_idle();
+        }
     }
 
     async fn take_http2(self: &Arc<Self>, lost: Option<ConnectionId>) -> Result<Lease, Fault> {
@@ -282,7 +294,7 @@ impl Pool {
     /// Sees to it that what is idle is closed in time.
     fn watch_idle(self: &Arc<Self>) {
         let mut state = lock(&self.state);
-        if state.reaper.is_none() {
+        if !state.is_watched() {
             // Without a runtime, connections are dead anyway.
             if let Ok(runtime) = Handle::try_current() {
                 let reaper = runtime.spawn(reap(Arc::downgrade(self)));
