@@ -27,8 +27,9 @@
 //! | [`error`] | the errors, and how to find them |
 //! | [`metrics`] | every metric, in one table |
 //!
-//! The feature `admin` adds an operator's interface to the thresholds, and
-//! `nats` load events and registrations for a fleet of many gateways.
+//! The feature `admin` adds an operator's interface to the thresholds,
+//! `nats` load events and registrations for a fleet of many gateways, and
+//! `upstream` workers over HTTP, with what a proxy has to do.
 //!
 //! # Example
 //!
@@ -96,6 +97,8 @@ pub mod pool;
 #[cfg(feature = "scrape")]
 pub mod scrape;
 pub mod status;
+#[cfg(feature = "upstream")]
+pub mod upstream;
 
 mod sync;
 mod unwind;

@@ -61,8 +61,10 @@ pub trait Classify<Res> {
 /// Bodies are not looked at, and of the headers only the time a refusal names.
 ///
 /// Which errors say so: [`Unreachable`] anywhere in the chain, or an
-/// [`io::Error`] of a kind that such a connection has. A client library that
-/// hides the cause needs a [function](Self::connection_faults). Mind that a
+/// [`io::Error`] of a kind that such a connection has; with the feature
+/// `upstream` also a `Fault` of its worker, and what hyper's client and
+/// hyper-util's say of a connection. A client library that hides the cause
+/// needs a [function](Self::connection_faults). Mind that a
 /// request body streamed from a client can fail with an `io::Error` of *that*
 /// connection, and that a worker may answer and close before it has read a
 /// long body: a gateway decides by its client library's own types, or a client
@@ -171,6 +173,10 @@ fn fault(
             only_this_request: false,
         });
     }
+    #[cfg(feature = "upstream")]
+    if let Some(fault) = crate::upstream::of_fault(error) {
+        return fault;
+    }
     match Unreachable::find_in(error) {
         Some(failure) if failure.may_have_been_sent() => Fault::Lost,
         Some(_) => Fault::Unreachable,
@@ -183,6 +189,10 @@ fn connection_fault(error: &(dyn Error + 'static)) -> Option<Fault> {
         AddrNotAvailable, BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset,
         HostUnreachable, NetworkDown, NetworkUnreachable, NotConnected, UnexpectedEof,
     };
+    #[cfg(feature = "upstream")]
+    if let Some(fault) = crate::upstream::of_hyper(error) {
+        return Some(fault);
+    }
     match find::<io::Error>(error)?.kind() {
         AddrNotAvailable | ConnectionRefused | HostUnreachable | NetworkDown
         | NetworkUnreachable | NotConnected => Some(Fault::Unreachable),

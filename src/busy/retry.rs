@@ -23,6 +23,7 @@ use tower::retry::Policy;
 /// | [`ServiceOverloaded`]: *worker at capacity*, *busy at dispatch* | at most `times`, within the [budget](RetryBudget) |
 /// | [`Unreachable`]: the connection could not be made | until a worker is reached, at most 16 times |
 /// | [`Unreachable`]: the connection was lost before any byte of a response | at most `times`, within the budget for lost requests; [not at all](Self::resend_lost) if you say so |
+/// | with the feature `upstream`, a `Fault` of the kind *lost reused* | once, at no cost |
 /// | any other | never |
 ///
 /// Once a response head has come, nothing that happens to its body is a matter
@@ -52,6 +53,8 @@ pub struct RetryRefused<T = InExtensions> {
     since: Option<Instant>,
     /// This request is one that was lost and sent again.
     resending: Option<Resending>,
+    #[cfg(feature = "upstream")]
+    met_idle_close: bool,
 }
 
 /// Every failed attempt marks its worker, so even many end soon.
@@ -77,6 +80,8 @@ impl RetryRefused {
             carry: InExtensions,
             failure: None,
             named: None,
+            #[cfg(feature = "upstream")]
+            met_idle_close: false,
             since: None,
             resending: None,
         }
@@ -96,6 +101,8 @@ impl<T> RetryRefused<T> {
             named: self.named,
             since: self.since,
             resending: self.resending,
+            #[cfg(feature = "upstream")]
+            met_idle_close: self.met_idle_close,
         }
     }
 
@@ -168,6 +175,13 @@ where
             self.budget.deposit();
             return None;
         };
+        // The end of an idle connection is nobody's fault, and met once.
+        #[cfg(feature = "upstream")]
+        if !self.met_idle_close && crate::upstream::is_lost_reused(&**error) {
+            self.met_idle_close = true;
+            self.note(request, None);
+            return Some(ready(()));
+        }
         let failure = Unreachable::find_in(&**error);
         if let Some(failure) = failure.filter(|failure| !failure.may_have_been_sent()) {
             self.note(request, failure.worker());
@@ -216,6 +230,8 @@ impl<T: Clone> Clone for RetryRefused<T> {
             named: self.named,
             since: self.since,
             resending: None,
+            #[cfg(feature = "upstream")]
+            met_idle_close: self.met_idle_close,
         }
     }
 }

@@ -66,6 +66,11 @@ impl Answer {
         } else if Unreachable::find_in(error).is_some() {
             Some(Self::new(AnswerKind::Unreachable, Some("unreachable")))
         } else {
+            // A worker that was reached, and did not answer in HTTP.
+            #[cfg(feature = "upstream")]
+            if crate::upstream::is_bad_gateway(error) {
+                return Some(Self::new(AnswerKind::Unreachable, Some("unreachable")));
+            }
             None
         }
     }
