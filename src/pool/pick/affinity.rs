@@ -11,10 +11,12 @@ use std::fmt;
 /// hashing: Thaler, Ravishankar, 1998), so gateways that know the same workers
 /// agree without talking, and a worker that comes or goes moves only the keys
 /// that it has or had. A worker takes a request of its key while its load, with
-/// this request, is no more than the larger of a floor and 1.25 times the mean
-/// over the open workers; then the next one in the key's order is asked
-/// (bounded loads: Mirrokni, Thorup, Zadimoghaddam, 2018). So a hot key spreads
-/// to as many workers as it needs.
+/// this request, is within a bound: the larger of a floor and 1.25 times the
+/// mean over the open workers (bounded loads: Mirrokni, Thorup, Zadimoghaddam,
+/// 2018), but of the latter no more than three times the least of them. Then
+/// the second one in the key's order is asked, and if that is loaded as well,
+/// the request goes to the least loaded of all. So a hot key spreads to as many
+/// workers as it needs, and no key waits where others idle.
 ///
 /// Requests without a key go to the lesser loaded of two.
 ///
@@ -61,7 +63,8 @@ impl<F> Affinity<F> {
 
     /// Bounds the [load](crate::load::WorkerLoad) that is kept beside each worker
     /// (default: the requests in flight). Set a [floor](Self::floor) in its
-    /// unit.
+    /// unit, such as the prompt tokens of one second: without it, requests leave
+    /// the worker of their key as soon as another one idles.
     #[must_use]
     pub const fn by_load(mut self) -> Self {
         self.by_load = true;
@@ -105,11 +108,25 @@ fn rank(key: u64, worker: u64) -> u64 {
     mix(key ^ mix(worker))
 }
 
-/// The most that a worker may have with the request that is to come.
-fn bound(floor: u64, sum: f64, workers: u32) -> f64 {
-    const FACTOR: f64 = 1.25;
+/// The most that a worker may have with the request that is to come. `least` is
+/// what the least loaded one has without it.
+///
+/// The mean alone is no measure where a few long prompts are most of the load:
+/// it is far above what the idle workers have.
+fn bound(floor: u64, sum: f64, least: f64, workers: u32) -> f64 {
+    const OF_MEAN: f64 = 1.25;
+    const OF_LEAST: f64 = 3.0;
     let mean = (sum + 1.0) / f64::from(workers.max(1));
-    (FACTOR * mean).ceil().max(floor as f64)
+    let bound = (OF_MEAN * mean).min(OF_LEAST * (least + 1.0));
+    bound.ceil().max(floor as f64)
+}
+
+/// A worker that a key may go to.
+#[derive(Clone, Copy)]
+struct Ranked {
+    rank: u64,
+    load: f64,
+    at: u32,
 }
 
 impl<Req, F> Pick<Req> for Affinity<F>
@@ -129,16 +146,32 @@ where
             };
             Some((per_weight(load, weight), id))
         };
-        let loads: Vec<_> = (0..workers.len()).map(load).collect();
-        let sum = loads.iter().flatten().map(|(load, _)| load).sum();
-        let bound = bound(self.floor, sum, workers.len());
-        let ranked = loads.iter().enumerate().filter_map(|(at, load)| {
-            let (load, id) = (*load)?;
-            let is_below = load + 1.0 <= bound;
-            Some(((is_below, rank(key, id)), at))
-        });
-        let (_, at) = ranked.max()?;
-        workers.get(at as u32)
+        let (mut sum, mut least) = (0.0, f64::INFINITY);
+        let mut first: Option<Ranked> = None;
+        let mut second: Option<Ranked> = None;
+        for at in 0..workers.len() {
+            let Some((load, id)) = load(at) else {
+                continue;
+            };
+            sum += load;
+            least = load.min(least);
+            let rank = rank(key, id);
+            let worker = Some(Ranked { rank, load, at });
+            let is_above = |other: Option<Ranked>| other.is_none_or(|other| other.rank < rank);
+            if is_above(first) {
+                second = first;
+                first = worker;
+            } else if is_above(second) {
+                second = worker;
+            }
+        }
+        let bound = bound(self.floor, sum, least, workers.len());
+        let mut own = [first, second].into_iter().flatten();
+        match own.find(|worker| worker.load + 1.0 <= bound) {
+            Some(worker) => workers.get(worker.at),
+            None if self.by_load => LeastLoaded::of_all().by_load().pick(request, workers),
+            None => LeastLoaded::of_all().pick(request, workers),
+        }
     }
 }
 
@@ -156,11 +189,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bound_is_above_the_mean_and_no_lower_than_the_floor() {
-        for (sum, workers, expected) in [(0.0, 4, 2.0), (7.0, 4, 3.0), (39.0, 4, 13.0)] {
-            assert_eq!(bound(2, sum, workers), expected);
+    fn the_bound_is_above_the_mean_unless_others_idle_and_no_lower_than_the_floor() {
+        for (sum, least, expected) in [
+            (0.0, 0.0, 2.0),
+            (7.0, 1.0, 3.0),
+            (39.0, 9.0, 13.0),
+            (39.0, 2.0, 9.0),
+            (39.0, 0.0, 3.0),
+        ] {
+            assert_eq!(bound(2, sum, least, 4), expected, "{sum}, {least}");
         }
-        assert_eq!(bound(0, 9.0, 0), 13.0, "no worker is no division by 0");
+        let of_none = bound(0, 9.0, f64::INFINITY, 0);
+        assert_eq!(of_none, 13.0, "no worker is no division by 0");
     }
 
     #[test]
