@@ -15,14 +15,7 @@ use axum::{
 };
 use bytes::{Bytes, BytesMut};
 use futures::poll;
-use http::{
-    HeaderMap, HeaderName, Method, StatusCode, Version,
-    header::{
-        CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-        TRAILER, TRANSFER_ENCODING, UPGRADE,
-    },
-    request::Parts,
-};
+use http::{HeaderMap, HeaderName, StatusCode, request::Parts};
 use http_body::Body as _;
 use http_body_util::{BodyExt, Full};
 use serde::Deserialize;
@@ -32,7 +25,7 @@ use tokio::{
     time::timeout,
 };
 use tower::ServiceExt;
-use tower_overload::{load::tracker::Cost, pool::pick::hash_key};
+use tower_overload::{load::tracker::Cost, pool::pick::hash_key, upstream::forward::Forwarding};
 
 #[derive(Clone, Debug)]
 struct Public {
@@ -79,7 +72,7 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
             error.into_response()
         }
     };
-    if let Err(error) = can_be_sent_on(&parts) {
+    if let Err(error) = can_be_sent_on(public.registry.forwarding(), &parts) {
         return refuse(error);
     }
     let mut read = pin!(public.memory.read(body, public.max_body_bytes));
@@ -114,11 +107,6 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
         Err(name) => return refuse(ApiError::unknown_model(&name)),
     };
 
-    remove_hop_by_hop(&mut parts.headers);
-    for name in [HOST, CONTENT_LENGTH, EXPECT] {
-        parts.headers.remove(name);
-    }
-    parts.version = Version::HTTP_11;
     parts.extensions.clear();
     parts.extensions.insert(model.label.clone());
     if let Some(cost) = read.cost {
@@ -128,31 +116,25 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
         parts.extensions.insert(key);
     }
     let request = http::Request::from_parts(parts, Full::new(body));
-    let mut response = match model.stack.clone().oneshot(request).await {
+    match model.stack.clone().oneshot(request).await {
         Ok(response) => response,
         Err(never) => match never {},
-    };
-    remove_hop_by_hop(response.headers_mut());
-    response
+    }
 }
 
 /// The longest path and query. With a worker's URL before it, it is one that
 /// a client can still send.
 const MAX_TARGET: usize = 8 * 1024;
 
-/// What the client of the workers would fail to send says nothing about them,
-/// and a tunnel is not for them to open.
-fn can_be_sent_on(parts: &Parts) -> Result<(), ApiError> {
-    if parts.method == Method::CONNECT {
-        let message = "CONNECT is not allowed here";
-        return Err(ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message));
-    }
+/// What cannot be sent on says nothing about the workers.
+fn can_be_sent_on(forwarding: &Forwarding, parts: &Parts) -> Result<(), ApiError> {
     let target = parts.uri.path_and_query();
-    if target.is_none_or(|target| target.as_str().len() > MAX_TARGET) {
+    if target.is_some_and(|target| target.as_str().len() > MAX_TARGET) {
         let message = format!("The path and the query are longer than {MAX_TARGET} bytes");
         return Err(ApiError::new(StatusCode::URI_TOO_LONG, message));
     }
-    Ok(())
+    let check = forwarding.check(parts);
+    check.map_err(|rejected| ApiError::new(rejected.status(), rejected.reason()))
 }
 
 /// A body that takes longer to come is not waited for.
@@ -323,40 +305,4 @@ fn may_be_json(headers: &HeaderMap, body: &[u8]) -> bool {
         })
     });
     !body.is_empty() && is_json
-}
-
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-
-/// What concerns one connection and not the next, besides what `connection`
-/// names.
-const HOP_BY_HOP: [HeaderName; 9] = [
-    CONNECTION,
-    KEEP_ALIVE,
-    PROXY_CONNECTION,
-    PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION,
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-];
-
-/// What concerns one connection is not for the next.
-fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    // Most messages have none, and few headers: to look at those is cheaper
-    // than to hash each name that has to go.
-    if !headers.keys().any(|name| HOP_BY_HOP.contains(name)) {
-        return;
-    }
-    let named: Vec<HeaderName> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    for name in named.iter().chain(&HOP_BY_HOP) {
-        headers.remove(name);
-    }
 }

@@ -5,13 +5,8 @@ use super::{
     stack::{Id, Stack, StackOptions, WorkerClient, stack},
     tracking::{RouterTracking, Tracking, WorkerService},
 };
-use crate::{
-    cli,
-    client::{self, HttpClient},
-};
-use bytes::Bytes;
+use crate::cli;
 use http::{HeaderName, Uri};
-use http_body_util::Full;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -32,6 +27,7 @@ use tower_overload::{
     nats::{self, FleetSource},
     scrape::{EngineReport, WaitingTokens},
     status::{AnswerAll, KnownModels, Model, OverloadStatusLayer},
+    upstream::forward::{Forwarding, XForwarded},
 };
 
 /// What the registry is made with.
@@ -56,7 +52,7 @@ pub(super) struct Registry {
     /// Counts load by the requests that were sent.
     tracking: Option<Tracking>,
     status: OverloadStatusLayer<AnswerAll>,
-    client: HttpClient<Full<Bytes>>,
+    forwarding: Forwarding,
     recorder: PrometheusRecorder,
     /// Taken by the admin API only.
     workers: Mutex<BTreeMap<Id, Registered>>,
@@ -212,7 +208,8 @@ impl Registry {
             monitor,
             tracking,
             status,
-            client: client::new(Duration::from_secs(1)),
+            // Who the client is, is for the proxy before this one to say.
+            forwarding: Forwarding::new().x_forwarded(XForwarded::Pass),
             recorder,
             workers: Mutex::new(BTreeMap::new()),
             models: RwLock::new(HashMap::new()),
@@ -225,6 +222,11 @@ impl Registry {
     /// The model that a request without one is for.
     pub(super) fn default_model(&self) -> &str {
         &self.options.default_model
+    }
+
+    /// What is forwarded, and how.
+    pub(super) fn forwarding(&self) -> &Forwarding {
+        &self.forwarding
     }
 
     /// What is read of requests, beside their model.
@@ -349,8 +351,8 @@ impl Registry {
         check_name("the id", id)?;
         let url = cli::base_url(&registration.url)
             .map_err(|expected| Refused(format!("url is {:?}: {expected}", registration.url)))?;
-        let client = WorkerClient::new(self.client.clone(), &url)
-            .ok_or_else(|| Refused(format!("url is {url}: it has no host")))?;
+        let client = WorkerClient::new(&url, &self.forwarding)
+            .map_err(|error| Refused(format!("url is {url}: {error}")))?;
         let has_ranks = registration.dp_ranks.is_some();
         let config = WorkerConfig::new(registration.dp_ranks.unwrap_or_else(|| vec![0]))
             .map_err(|error| Refused(error.to_string()))?
@@ -535,7 +537,7 @@ impl Registry {
         let scraping = self.scraping.get_or_init(|| scraping);
         metrics::with_local_recorder(&self.recorder, || {
             for (id, worker) in &mut *workers {
-                let client = WorkerClient::new(self.client.clone(), &worker.url);
+                let client = WorkerClient::new(&worker.url, &self.forwarding).ok();
                 worker.metrics.task = client.and_then(|client| scraping.start(id, client));
             }
         });

@@ -1,16 +1,8 @@
 use bytes::Bytes;
-use http::{
-    Request, Response, Uri,
-    uri::{Authority, PathAndQuery, Scheme},
-};
-use http_body::Body;
+use http::{Request, Response, Uri};
 use http_body_util::Full;
-use hyper::body::Incoming;
-use hyper_util::client::legacy;
 use std::{
     convert::Infallible,
-    error::Error,
-    fmt,
     num::NonZeroU64,
     pin::Pin,
     sync::Arc,
@@ -19,21 +11,22 @@ use std::{
 };
 use tower::{Service, ServiceBuilder, retry::RetryLayer, util::BoxCloneSyncService};
 use tower_overload::{
-    BoxError, Unreachable,
+    BoxError,
     busy::{
-        BusySet, Members, OnlyThisRequest, RefusalPolicy, RetryBudget, RetryRefused, Roster,
-        RosterChanges, roster,
+        BusySet, Members, OnlyThisRequest, RetryBudget, RetryRefused, Roster, RosterChanges, roster,
     },
-    error::find,
     pool::WorkerPoolBuilder,
     status::{AnswerAll, OverloadStatusLayer},
+    upstream::{
+        self, HttpWorker, HttpWorkerBuilder, InvalidSetting, WorkerBody, forward::Forwarding,
+        sse::EventStreamLayer,
+    },
 };
 
 use super::{
     balance::{Balance, Loads},
     tracking::WorkerService,
 };
-use crate::client::HttpClient;
 
 /// How a worker is called.
 pub type Id = Arc<str>;
@@ -63,7 +56,7 @@ pub(super) struct StackOptions {
 /// dropped.
 ///
 /// ```text
-/// status → retry → worker pool → worker clients
+/// event streams → status → retry → worker pool → HTTP workers
 /// ```
 pub(super) fn stack(
     set: BusySet<Id>,
@@ -73,8 +66,6 @@ pub(super) fn stack(
 ) -> (Stack, Roster<Id, WorkerService>, Members) {
     let (roster, changes): (_, RosterChanges<Id, WorkerService>) = roster();
     let mut pool = WorkerPoolBuilder::new(set)
-        // The client of the workers says what a failure means.
-        .policy(RefusalPolicy::new().connection_faults(|_| None))
         .max_wait(options.max_wait)
         .max_waiting(options.max_waiting);
     if let Some(limit) = options.max_in_flight {
@@ -89,11 +80,8 @@ pub(super) fn stack(
         .lost_percent(options.retry_lost_percent);
     let stack = ServiceBuilder::new()
         .map_response(|response: Response<_>| response.map(axum::body::Body::new))
+        .layer(EventStreamLayer::new())
         .layer(status.clone())
-        .map_err(|error: BoxError| match find::<Unread>(&*error) {
-            Some(_) => Unreachable::lost(error).into(),
-            None => error,
-        })
         .layer(RetryLayer::new(RetryRefused::with_budget(
             options.retry_refused,
             budget,
@@ -104,42 +92,25 @@ pub(super) fn stack(
 
 /// Sends requests to one worker.
 #[derive(Clone, Debug)]
-pub(super) struct WorkerClient {
-    client: HttpClient<Full<Bytes>>,
-    scheme: Scheme,
-    authority: Authority,
-    base_path: String,
-}
+pub(super) struct WorkerClient(HttpWorker);
+
+/// A connection that is not made in this time is not waited for.
+const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 
 impl WorkerClient {
-    /// `None` if the URL has no host.
-    pub(super) fn new(client: HttpClient<Full<Bytes>>, url: &Uri) -> Option<Self> {
-        Some(Self {
-            client,
-            scheme: url.scheme()?.clone(),
-            authority: url.authority()?.clone(),
-            base_path: url.path().trim_end_matches('/').to_owned(),
-        })
-    }
-
-    /// The request's path and query below the worker's URL.
-    fn target(&self, uri: &Uri) -> Option<Uri> {
-        let path = uri.path_and_query()?;
-        let path = if self.base_path.is_empty() {
-            path.clone()
-        } else {
-            PathAndQuery::try_from(format!("{}{path}", self.base_path)).ok()?
-        };
-        let mut parts = http::uri::Parts::default();
-        parts.scheme = Some(self.scheme.clone());
-        parts.authority = Some(self.authority.clone());
-        parts.path_and_query = Some(path);
-        Uri::from_parts(parts).ok()
+    /// # Errors
+    ///
+    /// If the URL is not one of a worker.
+    pub(super) fn new(url: &Uri, forwarding: &Forwarding) -> Result<Self, InvalidSetting> {
+        let worker = HttpWorkerBuilder::new()
+            .connect_limit(Some(CONNECT_WITHIN))
+            .forwarding(forwarding.clone());
+        worker.build(&url.to_string()).map(Self)
     }
 }
 
 impl Service<Upstream> for WorkerClient {
-    type Response = Response<Incoming>;
+    type Response = Response<WorkerBody>;
     type Error = BoxError;
     type Future = WorkerResponse;
 
@@ -147,65 +118,31 @@ impl Service<Upstream> for WorkerClient {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: Upstream) -> Self::Future {
-        if let Some(target) = self.target(request.uri()) {
-            *request.uri_mut() = target;
-        }
-        let length = request.body().size_hint().lower();
+    fn call(&mut self, request: Upstream) -> Self::Future {
         WorkerResponse {
             only_this_request: request.headers().contains_key("x-no-queue"),
-            long_body: length > TAKEN_UNREAD,
-            response: self.client.request(request),
+            response: self.0.call(request),
         }
     }
 }
 
-/// What a connection takes in although nobody reads it: buffers of the kernel.
-const TAKEN_UNREAD: u64 = 64 * 1024;
-
-/// A worker's response, or what its absence says about the worker.
+/// A worker's response.
 #[derive(Debug)]
 pub(super) struct WorkerResponse {
-    response: legacy::ResponseFuture,
+    response: upstream::future::ResponseFuture,
     only_this_request: bool,
-    long_body: bool,
 }
 
 impl Future for WorkerResponse {
-    type Output = Result<Response<Incoming>, BoxError>;
+    type Output = Result<Response<WorkerBody>, BoxError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(match ready!(Pin::new(&mut self.response).poll(cx)) {
-            Ok(mut response) => {
-                // A request that will not wait finds no room where others
-                // do, so its refusal is no reason to pass the worker over.
-                if self.only_this_request {
-                    response.extensions_mut().insert(OnlyThisRequest);
-                }
-                Ok(response)
-            }
-            Err(error) if error.is_connect() => Err(Unreachable::new(error).into()),
-            // A worker may answer and close before it has read a long
-            // body, and the answer is lost: any client can bring that
-            // about, so it must not count against the worker.
-            Err(error) if self.long_body => Err(Unread(error).into()),
-            Err(error) => Err(Unreachable::lost(error).into()),
-        })
-    }
-}
-
-/// The connection was lost while a long body was sent.
-#[derive(Debug)]
-struct Unread(legacy::Error);
-
-impl fmt::Display for Unread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the worker did not read the request")
-    }
-}
-
-impl Error for Unread {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&self.0)
+        let mut response = ready!(Pin::new(&mut self.response).poll(cx))?;
+        // A request that will not wait finds no room where others do, so its
+        // refusal is no reason to pass the worker over.
+        if self.only_this_request {
+            response.extensions_mut().insert(OnlyThisRequest);
+        }
+        Poll::Ready(Ok(response))
     }
 }

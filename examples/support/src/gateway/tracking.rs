@@ -7,7 +7,6 @@ use futures::future::Either;
 use http::Response;
 use http_body::Frame;
 use http_body_util::Either as EitherBody;
-use hyper::body::Incoming;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
@@ -28,6 +27,7 @@ use tower_overload::{
         tracker::{Cost, Frames, KeepFresh, LoadTracker, ResponseFuture, TrackLoad, Tracked},
     },
     pool::pick::hash_key,
+    upstream::WorkerBody,
 };
 
 /// How the gateway counts load by itself.
@@ -116,10 +116,10 @@ pub(super) enum WorkerService {
     Tracked(TrackLoad<WorkerClient, OfRequest, OfFrame>),
 }
 
-type WorkerBody = EitherBody<Incoming, TrackedBody<Incoming, Tracked, Frames<OfFrame>>>;
+type Answered = EitherBody<WorkerBody, TrackedBody<WorkerBody, Tracked, Frames<OfFrame>>>;
 
 impl Service<Upstream> for WorkerService {
-    type Response = Response<WorkerBody>;
+    type Response = Response<Answered>;
     type Error = BoxError;
     type Future = WorkerFuture;
 
@@ -143,7 +143,7 @@ impl Service<Upstream> for WorkerService {
 pub(super) struct WorkerFuture(Either<WorkerResponse, ResponseFuture<WorkerResponse, OfFrame>>);
 
 impl Future for WorkerFuture {
-    type Output = Result<Response<WorkerBody>, BoxError>;
+    type Output = Result<Response<Answered>, BoxError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Poll::Ready(match &mut self.0 {
