@@ -111,6 +111,8 @@ async fn a_bad_option_is_named_with_its_value_and_what_is_allowed() {
         ("--retry-budget-percent", "1001", "to 1000"),
         ("--retry-lost-percent", "101", "to 100"),
         ("--max-body-bytes", "0", "from 1 to"),
+        ("--body-silence-ms", "0", "from 1 to"),
+        ("--client-idle-ms", "0", "from 1 to"),
         ("--worker-kv-total-blocks", "0", "from 1 to"),
         ("--worker-max-num-batched-tokens", "-1", "from 1 to"),
         ("--router-block-size", "0", "from 1 to"),

@@ -38,8 +38,6 @@ const WORKERS: usize = 8;
 /// Prompt tokens that a worker prefills in a second.
 const PREFILL: f64 = 8_000.0;
 const DECODE: Duration = Duration::from_millis(20);
-/// Longer answers would only take longer to simulate.
-const LONGEST_ANSWER: u32 = 200;
 /// Sessions whose prefix a worker has cached.
 const CACHED_SESSIONS: usize = 64;
 /// The part of a prompt that is left to prefill after a hit.
@@ -309,7 +307,7 @@ impl Service<Request<Job>> for Worker {
             engine.free_at = engine.free_at.max(Instant::now()) + job.alone().mul_f64(part);
             engine.free_at
         };
-        let last = first + DECODE * job.answer.min(LONGEST_ANSWER);
+        let last = first + DECODE * job.answer;
         let frames = stream::iter([first, last]).then(|at| async move {
             sleep_until(at).await;
             Ok(Frame::data(Bytes::from_static(b"token")))

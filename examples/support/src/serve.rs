@@ -41,9 +41,19 @@ impl Server {
     ///
     /// If the listener does not know its address.
     pub fn on(listener: TcpListener, app: Router) -> io::Result<Self> {
+        Self::with_idle_limit(listener, app, HEAD_WITHIN)
+    }
+
+    /// As [`on`](Self::on), with another limit on connections without a
+    /// request, and on the time that a request head takes.
+    ///
+    /// # Errors
+    ///
+    /// If the listener does not know its address.
+    pub fn with_idle_limit(listener: TcpListener, app: Router, idle: Duration) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let (draining, drained) = watch::channel(false);
-        let task = tokio::spawn(accept(listener, app, drained));
+        let task = tokio::spawn(accept(listener, app, idle, drained));
         Ok(Self {
             address,
             draining,
@@ -95,7 +105,12 @@ pub(crate) async fn told(flag: &mut watch::Receiver<bool>) {
 }
 
 /// Owns the connections, so that they end with it.
-async fn accept(listener: TcpListener, app: Router, mut draining: watch::Receiver<bool>) {
+async fn accept(
+    listener: TcpListener,
+    app: Router,
+    idle: Duration,
+    mut draining: watch::Receiver<bool>,
+) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -103,7 +118,7 @@ async fn accept(listener: TcpListener, app: Router, mut draining: watch::Receive
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(serve(stream, app.clone(), draining.clone()));
+                    connections.spawn(serve(stream, app.clone(), idle, draining.clone()));
                 }
                 Err(error) => {
                     // A connection that was gone before it was accepted, or
@@ -118,7 +133,12 @@ async fn accept(listener: TcpListener, app: Router, mut draining: watch::Receive
     while connections.join_next().await.is_some() {}
 }
 
-async fn serve(stream: TcpStream, app: Router, mut draining: watch::Receiver<bool>) {
+async fn serve(
+    stream: TcpStream,
+    app: Router,
+    idle: Duration,
+    mut draining: watch::Receiver<bool>,
+) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "cannot set TCP_NODELAY");
     }
@@ -126,7 +146,7 @@ async fn serve(stream: TcpStream, app: Router, mut draining: watch::Receiver<boo
     server
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_WITHIN);
+        .header_read_timeout(idle);
     server
         .http2()
         .timer(TokioTimer::new())

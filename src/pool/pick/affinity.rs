@@ -16,7 +16,8 @@ use std::fmt;
 /// 2018), but of the latter no more than three times the least of them. Then
 /// the second one in the key's order is asked, and if that is loaded as well,
 /// the request goes to the least loaded of all. So a hot key spreads to as many
-/// workers as it needs, and no key waits where others idle.
+/// workers as it needs, and beyond the floor no key waits where others
+/// idle.
 ///
 /// Requests without a key go to the lesser loaded of two.
 ///

@@ -32,6 +32,7 @@ use crate::{
     worker::{Worker, WorkerConfig},
 };
 use http::{HeaderName, Uri};
+use public::BodyLimits;
 use registry::{Kept, Registration, Registry, RegistryOptions};
 use stack::StackOptions;
 use std::{
@@ -104,6 +105,10 @@ pub struct GatewayConfig {
     pub retry_lost_percent: u64,
     /// The longest body of a request.
     pub max_body_bytes: usize,
+    /// How long a client may send nothing of a body that it has begun.
+    pub body_silence: Duration,
+    /// How long a client's connection is kept without a request.
+    pub client_idle: Duration,
     /// How load is counted by the requests that were sent, in place of the
     /// same counts that workers report; `None`: it is not.
     pub router_tracking: Option<RouterTracking>,
@@ -140,6 +145,8 @@ impl Default for GatewayConfig {
             retry_budget_percent: 20,
             retry_lost_percent: 50,
             max_body_bytes: 10 * 1024 * 1024,
+            body_silence: Duration::from_secs(30),
+            client_idle: Duration::from_secs(75),
             router_tracking: None,
             observer: None,
         }
@@ -255,12 +262,16 @@ impl Gateway {
         timeout(EMBEDDED_WITHIN, registered(&registry, &embedded))
             .await
             .map_err(|_| io::Error::other("the embedded workers do not register"))?;
-        let mut app = public::router(registry, config.max_body_bytes);
+        let limits = BodyLimits {
+            bytes: config.max_body_bytes,
+            silence: config.body_silence,
+        };
+        let mut app = public::router(registry, limits);
         if let Some(observer) = config.observer {
             app = observer.watch(app);
         }
         Ok(Self {
-            public: Server::on(public, app)?,
+            public: Server::with_idle_limit(public, app, config.client_idle)?,
             admin,
             embedded,
             _upkeep: upkeep,

@@ -171,6 +171,15 @@ pub struct GatewayArgs {
     #[arg(long, default_value = "10485760", value_name = "BYTES", value_parser = whole(1..=1_usize << 30))]
     max_body_bytes: usize,
 
+    /// How long a client may send nothing of a body that it has begun, in ms
+    #[arg(long, default_value = "30000", value_name = "MS", value_parser = whole(1..=DAY_MS))]
+    body_silence_ms: u64,
+
+    /// How long a client's connection is kept without a request, in ms; longer
+    /// than the load balancer before it keeps its own
+    #[arg(long, default_value = "75000", value_name = "MS", value_parser = whole(1..=DAY_MS))]
+    client_idle_ms: u64,
+
     /// Count the load of workers by the requests that were sent to them, in
     /// place of the prefill tokens and decode blocks that they report
     #[arg(long)]
@@ -341,6 +350,8 @@ impl GatewayArgs {
             retry_budget_percent: self.retry_budget_percent,
             retry_lost_percent: self.retry_lost_percent,
             max_body_bytes: self.max_body_bytes,
+            body_silence: Duration::from_millis(self.body_silence_ms),
+            client_idle: Duration::from_millis(self.client_idle_ms),
             router_tracking: (self.router_track_load || self.router_track_output_blocks).then_some(
                 RouterTracking {
                     block_size: self.router_block_size,

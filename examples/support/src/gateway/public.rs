@@ -16,10 +16,17 @@ use axum::{
 use bytes::{Bytes, BytesMut};
 use futures::poll;
 use http::{HeaderMap, HeaderName, StatusCode, request::Parts};
-use http_body::Body as _;
+use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Full};
 use serde::Deserialize;
-use std::{borrow::Cow, num::NonZeroU64, pin::pin, sync::Arc, task::Poll, time::Duration};
+use std::{
+    borrow::Cow,
+    num::NonZeroU64,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
@@ -30,7 +37,7 @@ use tower_overload::{load::tracker::Cost, pool::pick::hash_key, upstream::forwar
 #[derive(Clone, Debug)]
 struct Public {
     registry: Arc<Registry>,
-    max_body_bytes: usize,
+    limits: BodyLimits,
     memory: Memory,
 }
 
@@ -38,7 +45,7 @@ struct Public {
 ///
 /// Requests for workers come to the fallback: a route with a wildcard would
 /// take the path apart, which nobody needs.
-pub(super) fn router(registry: Arc<Registry>, max_body_bytes: usize) -> Router {
+pub(super) fn router(registry: Arc<Registry>, limits: BodyLimits) -> Router {
     Router::new()
         .route(
             "/health",
@@ -51,7 +58,7 @@ pub(super) fn router(registry: Arc<Registry>, max_body_bytes: usize) -> Router {
         })
         .with_state(Public {
             registry,
-            max_body_bytes,
+            limits,
             memory: Memory::new(),
         })
 }
@@ -75,19 +82,9 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
     if let Err(error) = can_be_sent_on(public.registry.forwarding(), &parts) {
         return refuse(error);
     }
-    let mut read = pin!(public.memory.read(body, public.max_body_bytes));
-    // Nearly every body is there already, and needs no timer.
-    let read = match poll!(read.as_mut()) {
-        Poll::Ready(read) => Ok(read),
-        Poll::Pending => timeout(BODY_WITHIN, read).await,
-    };
-    let (body, _room) = match read {
-        Ok(Ok(read)) => read,
-        Ok(Err(error)) => return refuse(error),
-        Err(_) => {
-            let message = format!("The body did not come within {BODY_WITHIN:?}");
-            return refuse(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
-        }
+    let (body, _room) = match public.memory.read(body, &public.limits).await {
+        Ok(read) => read,
+        Err(error) => return refuse(error),
     };
     let registry = &public.registry;
     let read = match registry.reading().read(&parts.headers, &body) {
@@ -137,8 +134,13 @@ fn can_be_sent_on(forwarding: &Forwarding, parts: &Parts) -> Result<(), ApiError
     check.map_err(|rejected| ApiError::new(rejected.status(), rejected.reason()))
 }
 
-/// A body that takes longer to come is not waited for.
-const BODY_WITHIN: Duration = Duration::from_secs(30);
+/// What bounds the body of a request.
+#[derive(Clone, Debug)]
+pub(super) struct BodyLimits {
+    pub(super) bytes: usize,
+    /// How long a client may send nothing of a body that it has begun.
+    pub(super) silence: Duration,
+}
 
 /// The memory for the bodies of requests that no worker has answered yet.
 #[derive(Clone, Debug)]
@@ -154,12 +156,13 @@ impl Memory {
         Self(Arc::new(Semaphore::new(Self::UNITS)))
     }
 
-    /// Reads a body of at most `limit` bytes, and the room that it takes.
+    /// Reads a body, and the room that it takes.
     async fn read(
         &self,
         body: Body,
-        limit: usize,
+        limits: &BodyLimits,
     ) -> Result<(Bytes, Option<OwnedSemaphorePermit>), ApiError> {
+        let limit = limits.bytes;
         let too_large = || {
             let message = format!("The body is longer than {limit} bytes");
             ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
@@ -170,7 +173,7 @@ impl Memory {
         let mut body = pin!(body);
         let (mut first, mut rest) = (Bytes::new(), BytesMut::new());
         let mut room: Option<OwnedSemaphorePermit> = None;
-        while let Some(frame) = body.frame().await {
+        while let Some(frame) = next_frame(body.as_mut(), limits.silence).await? {
             let frame = frame.map_err(|error| {
                 let message = format!("The body cannot be read: {error}");
                 ApiError::new(StatusCode::BAD_REQUEST, message)
@@ -210,6 +213,21 @@ impl Memory {
         };
         Ok((body, room))
     }
+}
+
+type Next = Option<Result<Frame<Bytes>, axum::Error>>;
+
+/// The next frame of a body, unless the client sends nothing for too long.
+async fn next_frame(mut body: Pin<&mut Body>, silence: Duration) -> Result<Next, ApiError> {
+    let mut next = body.frame();
+    // Nearly every frame is there already, and needs no timer.
+    if let Poll::Ready(next) = poll!(&mut next) {
+        return Ok(next);
+    }
+    timeout(silence, next).await.map_err(|_| {
+        let message = format!("Nothing of the body came for {silence:?}");
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
+    })
 }
 
 /// The one member of a request that the gateway reads.
@@ -305,4 +323,40 @@ fn may_be_json(headers: &HeaderMap, body: &[u8]) -> bool {
         })
     });
     !body.is_empty() && is_json
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::stream;
+    use tokio::time::sleep;
+
+    /// A body that comes in pieces of one byte, so far apart.
+    fn body(pieces: usize, apart: Duration) -> Body {
+        let piece = move |left: usize| async move {
+            sleep(apart).await;
+            let bytes = Bytes::from_static(b" ");
+            (left > 0).then(|| (Ok::<_, std::io::Error>(bytes), left - 1))
+        };
+        Body::from_stream(stream::unfold(pieces, piece))
+    }
+
+    async fn read(body: Body) -> Result<usize, StatusCode> {
+        let limits = BodyLimits {
+            bytes: 1000,
+            silence: Duration::from_secs(30),
+        };
+        let read = Memory::new().read(body, &limits).await;
+        read.map(|(body, _)| body.len())
+            .map_err(|error| error.into_response().status())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_may_take_any_time_but_not_stop() {
+        assert_eq!(read(body(1000, Duration::from_secs(29))).await, Ok(1000));
+        let stops = body(2, Duration::from_secs(31));
+        assert_eq!(read(stops).await, Err(StatusCode::REQUEST_TIMEOUT));
+        let long = body(1001, Duration::ZERO);
+        assert_eq!(read(long).await, Err(StatusCode::PAYLOAD_TOO_LARGE));
+    }
 }
