@@ -89,7 +89,7 @@ impl RetryRefused {
 }
 
 impl<T> RetryRefused<T> {
-    /// Sends requests of any type again, which carry no [`Trail`].
+    /// Sends requests of any type again, which carry no [`Trail`](super::Trail).
     pub fn any_request(self) -> RetryRefused<AnyRequest> {
         RetryRefused {
             budget: self.budget,
