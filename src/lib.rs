@@ -122,6 +122,6 @@ pub trait WorkerId: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static {}
 
 impl<T: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static> WorkerId for T {}
 
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "upstream"))]
 #[doc = include_str!("../README.md")]
 struct ReadmeDoctests;
