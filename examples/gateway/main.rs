@@ -8,7 +8,7 @@
 //! What a request passes is composed in `examples/support/src/gateway/stack.rs`:
 //!
 //! ```text
-//! EventStreamLayer → OverloadStatusLayer → Retry → WorkerPool → HttpWorker
+//! OverloadStatusLayer → EventStreamLayer → Retry → WorkerPool → HttpWorker
 //! ```
 //!
 //! SIGTERM or ctrl-c drains it; a second one ends it at once.

@@ -56,7 +56,7 @@ pub(super) struct StackOptions {
 /// dropped.
 ///
 /// ```text
-/// event streams → status → retry → worker pool → HTTP workers
+/// status → event streams → retry → worker pool → HTTP workers
 /// ```
 pub(super) fn stack(
     set: BusySet<Id>,
@@ -80,8 +80,9 @@ pub(super) fn stack(
         .lost_percent(options.retry_lost_percent);
     let stack = ServiceBuilder::new()
         .map_response(|response: Response<_>| response.map(axum::body::Body::new))
-        .layer(EventStreamLayer::new())
         .layer(status.clone())
+        // Below, so that the gateway's own answers do not go through it.
+        .layer(EventStreamLayer::new())
         .layer(RetryLayer::new(RetryRefused::with_budget(
             options.retry_refused,
             budget,
