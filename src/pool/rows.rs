@@ -129,7 +129,7 @@ impl Rows {
         facts.map(|facts| facts.in_flight.get()).sum()
     }
 
-    /// A row for a worker that joins; [`RowWatch`] gives it back.
+    /// A row for a worker that joins; its seat gives it back.
     pub(super) fn allocate(&self, weight: u64, key: u64) -> u32 {
         let mut table = lock(&self.table);
         let row = table.free.pop().unwrap_or_else(|| {
