@@ -8,6 +8,8 @@ mod grpc;
 mod http2;
 mod idle;
 mod proxies;
+#[path = "../support/sockets.rs"]
+mod sockets;
 mod sse;
 mod stack;
 mod support;
