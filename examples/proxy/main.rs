@@ -56,7 +56,9 @@ async fn main() -> Result<(), BoxError> {
     }
     let pool = WorkerPool::new(changes, BusySet::new());
     tokio::spawn(pool.driver());
-    let status = OverloadStatusLayer::builder().unreachable_status(502);
+    let status = OverloadStatusLayer::builder()
+        .unreachable_status(502)
+        .strip_reason_from_upstream(true);
     let stack = ServiceBuilder::new()
         .layer(EventStreamLayer::new())
         .layer(status.build()?.infallible())

@@ -33,9 +33,12 @@
 //!
 //! let (workers, changes) = roster();
 //! workers.insert("worker-0", worker);
+//! let status = OverloadStatusLayer::builder()
+//!     .unreachable_status(502)
+//!     .strip_reason_from_upstream(true);
 //! let gateway = ServiceBuilder::new()
 //!     .layer(EventStreamLayer::new())
-//!     .layer(OverloadStatusLayer::builder().unreachable_status(502).build()?.infallible())
+//!     .layer(status.build()?.infallible())
 //!     .service(WorkerPool::new(changes, BusySet::new()));
 //!
 //! let request = Request::post("/v1/completions").body(Full::new(Bytes::from("{}")))?;
