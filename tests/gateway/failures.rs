@@ -61,51 +61,6 @@ async fn when_nobody_can_be_reached_it_is_a_502_and_then_a_503() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_off_ends_with_an_error_event() {
-    let fleet = Fleet::empty().await;
-    let worker = fleet.join("a", None, STUCK).await;
-    let mut body = fleet.public.start(2).await.into_body();
-    assert!(body.frame().await.unwrap().is_ok());
-    drop(worker);
-    let rest = body.collect().await.unwrap().to_bytes();
-    let rest = std::str::from_utf8(&rest).unwrap();
-    assert!(rest.starts_with("data: {\"error\":{"), "{rest}");
-    assert!(rest.ends_with("data: [DONE]\n\n"), "{rest}");
-}
-
-#[tokio::test]
-async fn an_answer_that_is_no_stream_and_breaks_off_is_cut() {
-    let breaks = Arc::new(Notify::new());
-    let broken = Arc::clone(&breaks);
-    let stub = Stub::start(move |_| {
-        let broken = Arc::clone(&broken);
-        let first = stream::once(async { Ok(Frame::data(Bytes::from_static(b"{"))) });
-        let error = stream::once(async move {
-            broken.notified().await;
-            Err(std::io::Error::other("lost"))
-        });
-        Response::new(Body::new(StreamBody::new(first.chain(error))))
-    })
-    .await;
-    let fleet = Fleet::empty().await;
-    fleet.register("a", &stub.url, json!({})).await;
-    let answer = fleet.public.post(COMPLETIONS, &prompt(1)).await;
-    assert_eq!(answer.status(), StatusCode::OK);
-    breaks.notify_one();
-    let whole = answer.into_body().collect().await;
-    assert!(whole.is_err(), "the client would take it for an answer");
-}
-
-#[tokio::test]
-async fn a_request_that_comes_back_to_its_gateway_ends_at_the_first_turn() {
-    let fleet = Fleet::empty().await;
-    let itself = fleet.gateway.url().to_string();
-    fleet.register("self", &itself, json!({})).await;
-    let answer = fleet.public.post(COMPLETIONS, &prompt(1)).await;
-    assert_eq!(answer.status(), StatusCode::LOOP_DETECTED);
-}
-
-#[tokio::test]
 async fn a_request_whose_worker_dies_before_the_head_is_served_by_another() {
     let fleet = Fleet::empty().await;
     // No head before the last token.
