@@ -38,8 +38,23 @@ use tower::load::TrackCompletion;
 ///
 /// `H` is the guard that the body carries and `D` its data type.
 pub trait ObserveFrame<H, D> {
+    /// The head has arrived, and the body is about to be read.
+    fn begun(&mut self, handle: &mut H) {
+        let _ = handle;
+    }
+
     /// A frame of the body has arrived.
     fn observe(&mut self, handle: &mut H, frame: &Frame<D>);
+
+    /// The body has ended, as it should.
+    fn ended(&mut self, handle: &mut H) {
+        let _ = handle;
+    }
+
+    /// The body has broken off with an error.
+    fn failed(&mut self, handle: &mut H) {
+        let _ = handle;
+    }
 }
 
 /// Observes nothing: the guard only lives as long as the body.
@@ -79,12 +94,27 @@ where
 {
     type Output = Response<TrackedBody<B, H, O>>;
 
-    fn track_completion(&self, handle: H, response: Response<B>) -> Self::Output {
-        response.map(|body| TrackedBody {
-            handle: (!body.is_end_stream()).then_some(handle),
-            observer: self.observer.clone(),
-            body,
+    fn track_completion(&self, mut handle: H, response: Response<B>) -> Self::Output {
+        let mut observer = self.observer.clone();
+        observer.begun(&mut handle);
+        response.map(|body| {
+            let mut handle = Some(handle);
+            if body.is_end_stream() {
+                end(&mut handle, |handle| observer.ended(handle));
+            }
+            TrackedBody {
+                body,
+                handle,
+                observer,
+            }
         })
+    }
+}
+
+/// Has the guard hear of its end, and drops it.
+fn end<H>(handle: &mut Option<H>, hear: impl FnOnce(&mut H)) {
+    if let Some(mut handle) = handle.take() {
+        hear(&mut handle);
     }
 }
 
@@ -127,16 +157,18 @@ where
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let mut this = self.project();
         let frame = ready!(this.body.as_mut().poll_frame(cx));
-        if let Some(handle) = this.handle {
-            match &frame {
-                Some(Ok(frame)) => {
-                    this.observer.observe(handle, frame);
-                    if this.body.is_end_stream() {
-                        *this.handle = None;
-                    }
+        let observer = this.observer;
+        match &frame {
+            Some(Ok(frame)) => {
+                if let Some(handle) = this.handle {
+                    observer.observe(handle, frame);
                 }
-                Some(Err(_)) | None => *this.handle = None,
+                if this.handle.is_some() && this.body.is_end_stream() {
+                    end(this.handle, |handle| observer.ended(handle));
+                }
             }
+            Some(Err(_)) => end(this.handle, |handle| observer.failed(handle)),
+            None => end(this.handle, |handle| observer.ended(handle)),
         }
         Poll::Ready(frame)
     }

@@ -100,6 +100,7 @@ pub mod status;
 #[cfg(feature = "upstream")]
 pub mod upstream;
 
+mod random;
 mod sync;
 mod unwind;
 

@@ -1,18 +1,22 @@
 //! A request on its way to a worker, and what its outcome says of the worker.
 
 use super::{
-    marks::Probe,
     policy::{Classify, Fault, Refusal},
+    probation::Probe,
     seat::{Flight, Seat},
     worker::Claim,
 };
-use crate::{BoxError, OverloadReason, ServiceOverloaded, Unreachable};
+use crate::{
+    BoxError, OverloadReason, ServiceOverloaded, Unreachable, completion::ObserveFrame,
+};
+use http_body::Frame;
 use pin_project_lite::pin_project;
 use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll, ready},
 };
+use tokio::time::Instant;
 use tower::load::TrackCompletion;
 
 /// A request on its way to the worker, until its outcome is known.
@@ -22,26 +26,49 @@ pub(crate) struct Attempt {
     flight: Option<Flight>,
     /// Others wait for the outcome of this one.
     probe: Option<Probe>,
+    /// When it left, if the worker is watched.
+    since: Option<Instant>,
 }
 
 impl Attempt {
-    pub(crate) fn new(flight: Flight, probe: Option<Probe>) -> Self {
-        let flight = Some(flight);
-        Self { flight, probe }
+    fn new(flight: Flight) -> Self {
+        Self {
+            flight: Some(flight),
+            probe: None,
+            since: None,
+        }
+    }
+
+    /// Sends a request to the worker, whatever its marks say.
+    pub(crate) fn send(flight: Flight) -> Self {
+        let mut attempt = Self::new(flight);
+        if let Some(seat) = attempt.seat() {
+            let claim = seat.worker().dispatched(seat.id());
+            attempt.has(claim);
+        }
+        attempt
+    }
+
+    fn has(&mut self, claim: Claim) -> bool {
+        match claim {
+            Claim::Open { probe, since } => {
+                (self.probe, self.since) = (probe, since);
+                true
+            }
+            Claim::Closed => false,
+        }
     }
 
     /// Claims the worker for a request that enters it; `None` if it has closed.
     #[inline(always)]
     pub(crate) fn claim(flight: Flight) -> Option<Self> {
         // The attempt is there first: whatever comes, it gives the probe up.
-        let mut attempt = Self::new(flight, None);
-        let seat = attempt.flight.as_ref()?.seat();
-        match seat.worker().claim(seat.id()) {
-            Claim::Open => {}
-            Claim::Probe(probe) => attempt.probe = Some(probe),
-            Claim::Closed => return None,
-        }
-        Some(attempt)
+        let mut attempt = Self::new(flight);
+        let claim = {
+            let seat = attempt.flight.as_ref()?.seat();
+            seat.worker().claim(seat)
+        };
+        attempt.has(claim).then_some(attempt)
     }
 
     /// The seat of the worker, until the outcome is known.
@@ -54,7 +81,8 @@ impl Attempt {
         if let Some(flight) = self.flight.take() {
             let (seat, worker) = (flight.seat().id(), flight.seat().worker());
             let retry_after = worker.bounded(refusal.retry_after);
-            worker.refused(seat, retry_after, !refusal.only_this_request);
+            let witness = (!refusal.only_this_request).then(|| flight.witness());
+            worker.refused(seat, retry_after, witness);
             overloaded = overloaded
                 .with_retry_after(retry_after)
                 .with_worker(worker.label().clone());
@@ -62,13 +90,38 @@ impl Attempt {
         overloaded.into()
     }
 
-    fn failed(&mut self, error: BoxError, wrap: fn(BoxError) -> Unreachable) -> BoxError {
+    fn unreachable(&mut self, error: BoxError) -> BoxError {
         let Some(flight) = self.flight.take() else {
             return error;
         };
         let worker = flight.seat().worker();
-        worker.failed(flight.seat().id());
-        wrap(error).with_worker(worker.label().clone()).into()
+        worker.failed_to_connect(flight.seat().id());
+        let unreachable = Unreachable::new(error);
+        unreachable.with_worker(worker.label().clone()).into()
+    }
+
+    /// One connection of many may be lost for reasons of its own.
+    fn lost(&mut self, error: BoxError) -> BoxError {
+        let Some(flight) = self.flight.take() else {
+            return error;
+        };
+        let seat = flight.seat();
+        if flight.is_alone() {
+            seat.worker().failed_to_connect(seat.id());
+        } else {
+            fail(seat, self.since);
+        }
+        let lost = Unreachable::lost(error);
+        lost.with_worker(seat.worker().label().clone()).into()
+    }
+
+    /// The request has failed at the worker.
+    fn failed(&mut self) {
+        if let Some(flight) = self.flight.take() {
+            let seat = flight.seat();
+            seat.worker().answered(seat.id());
+            fail(seat, self.since);
+        }
     }
 
     /// It ends without saying anything of the worker.
@@ -84,7 +137,20 @@ impl Attempt {
         if let Some(flight) = &flight {
             flight.seat().worker().answered(flight.seat().id());
         }
-        Completion { flight }
+        Completion {
+            flight,
+            probe: self.probe.take(),
+            since: self.since,
+            verdict: Verdict::AtItsEnd,
+        }
+    }
+}
+
+/// A request that left at `since` has failed at the worker.
+fn fail(seat: &Seat, since: Option<Instant>) {
+    let took = since.map(|since| since.elapsed());
+    if let Some(until) = seat.worker().failed(seat.id(), took) {
+        seat.handicap(until);
     }
 }
 
@@ -96,16 +162,96 @@ impl Drop for Attempt {
 
 /// Lives as long as a response of a worker. Its drop ends the worker's lease,
 /// and the request in flight.
+///
+/// What it is dropped by says how the worker did: see [`JudgeBody`]. Unless
+/// that watches the body, a response that has come is a good one.
 #[derive(Debug)]
 pub struct Completion {
     flight: Option<Flight>,
+    probe: Option<Probe>,
+    since: Option<Instant>,
+    verdict: Verdict,
+}
+
+/// How a worker did on a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Well, once it is over.
+    AtItsEnd,
+    /// Who watches the body has seen nothing of it yet.
+    Open,
+    /// Well.
+    Well,
+    /// It failed.
+    Failed,
+}
+
+impl Completion {
+    fn well(&mut self) {
+        if matches!(self.verdict, Verdict::Open | Verdict::AtItsEnd) {
+            self.verdict = Verdict::Well;
+            if let Some(flight) = &self.flight {
+                flight.seat().worker().succeeded(flight.seat().id());
+            }
+        }
+    }
+
+    fn failed(&mut self) {
+        if self.verdict != Verdict::Failed {
+            self.verdict = Verdict::Failed;
+            if let Some(flight) = &self.flight {
+                fail(flight.seat(), self.since);
+            }
+        }
+    }
 }
 
 impl Drop for Completion {
     fn drop(&mut self) {
-        if let Some(flight) = &self.flight {
-            flight.seat().worker().completed(flight.seat().id());
+        if self.verdict == Verdict::AtItsEnd {
+            self.well();
         }
+        let Some(flight) = &mut self.flight else {
+            return;
+        };
+        flight.complete();
+        let (worker, seat) = (flight.seat().worker(), flight.seat().id());
+        worker.completed(seat);
+        if let (Some(since), Verdict::Well) = (self.since, self.verdict) {
+            worker.took(seat, since.elapsed());
+        }
+        if let (Some(probe), Verdict::Open) = (self.probe, self.verdict) {
+            worker.probe_abandoned(seat, probe);
+        }
+    }
+}
+
+/// Judges a worker by the bodies of its responses, as an observer of
+/// [`CompleteOnBody`](crate::completion::CompleteOnBody).
+///
+/// A response is a good one once its first frame is there, or its end. One
+/// that breaks off is a failure. One that is dropped before its first frame
+/// says nothing: its client has left.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct JudgeBody;
+
+impl<D> ObserveFrame<Completion, D> for JudgeBody {
+    fn begun(&mut self, completion: &mut Completion) {
+        if completion.verdict == Verdict::AtItsEnd {
+            completion.verdict = Verdict::Open;
+        }
+    }
+
+    fn observe(&mut self, completion: &mut Completion, _: &Frame<D>) {
+        completion.well();
+    }
+
+    fn ended(&mut self, completion: &mut Completion) {
+        completion.well();
+    }
+
+    fn failed(&mut self, completion: &mut Completion) {
+        completion.failed();
     }
 }
 
@@ -146,26 +292,37 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let attempt = this.attempt;
-        Poll::Ready(match ready!(this.future.poll(cx)) {
-            Ok(response) => match this.policy.response(&response) {
-                Some(refusal) => Err(attempt.refused(refusal)),
-                None => {
-                    let completion = attempt.answered();
-                    Ok(this.completion.track_completion(completion, response))
-                }
-            },
-            Err(error) => {
-                let error = error.into();
-                Err(match this.policy.error(&*error) {
-                    Fault::Refused(refusal) => attempt.refused(refusal),
-                    Fault::Unreachable => attempt.failed(error, Unreachable::new),
-                    Fault::Lost => attempt.failed(error, Unreachable::lost),
-                    Fault::Other => {
-                        attempt.give_up();
-                        error
-                    }
-                })
+        let result = ready!(this.future.poll(cx)).map_err(Into::into);
+        let fault = match &result {
+            Ok(response) => this.policy.response(response),
+            Err(error) => Some(this.policy.error(&**error)),
+        };
+        Poll::Ready(match (result, fault) {
+            (_, Some(Fault::Refused(refusal))) => Err(attempt.refused(refusal)),
+            (Ok(response), None | Some(Fault::Other)) => {
+                let completion = attempt.answered();
+                Ok(this.completion.track_completion(completion, response))
+            }
+            (Ok(response), Some(Fault::Failed)) => {
+                let mut completion = attempt.answered();
+                completion.failed();
+                Ok(this.completion.track_completion(completion, response))
+            }
+            (Ok(_), Some(Fault::Unreachable)) => Err(attempt.unreachable(SAYS_SO.into())),
+            (Ok(_), Some(Fault::Lost)) => Err(attempt.lost(SAYS_SO.into())),
+            (Err(error), Some(Fault::Unreachable)) => Err(attempt.unreachable(error)),
+            (Err(error), Some(Fault::Lost)) => Err(attempt.lost(error)),
+            (Err(error), Some(Fault::Failed)) => {
+                attempt.failed();
+                Err(error)
+            }
+            (Err(error), None | Some(Fault::Other)) => {
+                attempt.give_up();
+                Err(error)
             }
         })
     }
 }
+
+/// The cause of a failed connection that the worker itself has reported.
+const SAYS_SO: &str = "its answer says so";

@@ -23,6 +23,7 @@ impl Default for BusySetBuilder {
                 cooldown: Duration::from_secs(1),
                 max_cooldown: Duration::from_secs(30),
                 probe_timeout: Duration::from_secs(1),
+                probe_after: Some(Duration::from_secs(10)),
             },
             model: "".into(),
             prefix: Prefix::default(),
@@ -64,6 +65,18 @@ impl BusySetBuilder {
         self
     }
 
+    /// How long a worker is busy by the same counts before it gets one request,
+    /// and one more each time that passes (default: 10 s, up to a quarter
+    /// longer at random; `None`: never).
+    ///
+    /// A gauge may be stuck: an engine that is not asked reports the same for
+    /// ever. A worker that has requests of this side, or got one meanwhile, is
+    /// not asked, and neither is one whose counts change.
+    pub fn probe_after(mut self, probe_after: Option<Duration>) -> Self {
+        self.times.probe_after = probe_after;
+        self
+    }
+
     /// The model whose workers these are; the label of metrics and logs
     /// (default: empty).
     pub fn model(mut self, model: impl Into<Box<str>>) -> Self {
@@ -85,6 +98,7 @@ impl BusySetBuilder {
             cooldown,
             max_cooldown,
             probe_timeout,
+            probe_after,
         } = self.times;
         for (name, value) in [("max_lease", max_lease), ("max_cooldown", max_cooldown)] {
             if value > MAX_TIME {
@@ -114,6 +128,13 @@ impl BusySetBuilder {
                 name: "probe_timeout",
                 value: probe_timeout,
                 allowed: "above 0 and at most 24 hours",
+            });
+        }
+        if probe_after.is_some_and(|after| after.is_zero() || after > MAX_TIME) {
+            return Err(BusySetError {
+                name: "probe_after",
+                value: probe_after.unwrap_or_default(),
+                allowed: "above 0 and at most 24 hours, or none",
             });
         }
         Ok(Shared::new(self.times, self.model, self.prefix))

@@ -1,9 +1,13 @@
 //! The marks of one worker: a pure state machine, `now` is an argument.
 
+use super::{
+    health::Outcomes,
+    probation::{Probation, Probe},
+};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// One of the four reasons for which a worker gets no new request.
+/// One of the five reasons for which a worker gets no new request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mark {
     /// The monitor found its load over a threshold.
@@ -12,20 +16,30 @@ pub enum Mark {
     Leased,
     /// A connection to it failed before any byte of a response.
     Unreachable,
+    /// It answers, and what it answers are failures.
+    Failing,
     /// The operator takes it out of service.
     Draining,
 }
 
 impl Mark {
-    /// The four, in the order of their bits.
-    pub const ALL: [Self; 4] = [Self::Busy, Self::Leased, Self::Unreachable, Self::Draining];
+    /// All of them, in the order of their bits.
+    pub const ALL: [Self; 5] = [
+        Self::Busy,
+        Self::Leased,
+        Self::Unreachable,
+        Self::Failing,
+        Self::Draining,
+    ];
 
-    /// The mark as a label: `busy`, `leased`, `unreachable` or `draining`.
+    /// The mark as a label: `busy`, `leased`, `unreachable`, `failing` or
+    /// `draining`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Busy => "busy",
             Self::Leased => "leased",
             Self::Unreachable => "unreachable",
+            Self::Failing => "failing",
             Self::Draining => "draining",
         }
     }
@@ -36,9 +50,11 @@ impl Mark {
 }
 
 /// The bits that exclude a worker from routing.
-pub(crate) const EXCLUDED: u64 = 0b1111;
-/// A worker that was unreachable gets one request at a time until one succeeds.
-pub(crate) const SUSPECT: u64 = 1 << 4;
+pub(crate) const EXCLUDED: u64 = 0b11111;
+/// One request at a time is sent, to find out.
+pub(crate) const SUSPECT: u64 = 1 << 5;
+/// Some of its recent requests have failed: the others are watched.
+pub(crate) const TROUBLED: u64 = 1 << 6;
 
 /// How a worker counts in the verdict, and whether a request may be sent to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +68,8 @@ pub(crate) enum Standing {
     Held,
     /// Busy or leased: it lives, and has no room.
     Shed,
-    /// Unreachable or draining, or on probation and not to be probed: there is
-    /// no path to it.
+    /// Unreachable, failing or draining, or on probation and not to be probed:
+    /// there is no path to it.
     Unusable,
 }
 
@@ -64,10 +80,39 @@ impl Standing {
     }
 }
 
+/// Where a worker stands in a pool that honours the *failing* mark, and in one
+/// that ignores it since most of its workers have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stands {
+    pub(crate) honoured: Standing,
+    pub(crate) ignored: Standing,
+    /// It failed, and has not shown that it is well again.
+    pub(crate) failing: bool,
+    /// It is neither unreachable nor draining.
+    pub(crate) reachable: bool,
+}
+
+impl Stands {
+    #[inline]
+    pub(crate) fn at(self, ignoring: bool) -> Standing {
+        if ignoring { self.ignored } else { self.honoured }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn both(standing: Standing) -> Self {
+        Self {
+            honoured: standing,
+            ignored: standing,
+            failing: false,
+            reachable: standing != Standing::Unusable,
+        }
+    }
+}
+
 /// The standing of a worker, and when it may change by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outlook {
-    pub(crate) standing: Standing,
+    pub(crate) stands: Stands,
     pub(crate) until: Option<Instant>,
 }
 
@@ -90,59 +135,45 @@ pub(crate) struct Times {
     pub(crate) cooldown: Duration,
     pub(crate) max_cooldown: Duration,
     pub(crate) probe_timeout: Duration,
+    /// How long a worker is busy by the same counts before it is asked.
+    pub(crate) probe_after: Option<Duration>,
+}
+
+/// What is known of a worker beside a refusal.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Witness {
+    /// A request has completed there since the refused one was sent.
+    pub(crate) completed_since: bool,
+    /// No request of ours is there that could complete.
+    pub(crate) idle: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
-    Reachable,
-    /// Excluded until then.
-    Down {
-        until: Instant,
-        cooldown: Duration,
-    },
-    /// The mark is over, and nothing has shown yet that the worker is back.
-    Suspect {
-        cooldown: Duration,
-    },
-    /// One request is on its way to find out; others wait for it until then,
-    /// and then another finds out. That it takes long is no failure.
-    Probing {
-        until: Instant,
-        cooldown: Duration,
-        probe: Probe,
-    },
+struct Busy {
+    /// `None` is a mark without an end of its own.
+    until: Option<Instant>,
+    /// When a request finds out whether it is still so.
+    ask_at: Option<Instant>,
+    /// That time has come.
+    ask: bool,
 }
 
-/// Which request probes: one that is given up late must not end another's turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Probe(u64);
-
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Marks {
-    /// `Some(None)` is a mark without an end of its own.
-    busy: Option<Option<Instant>>,
-    /// Our own lease, which a response that completes ends early.
+    busy: Option<Busy>,
     leased: Option<Instant>,
-    /// The time that the worker named; nothing ends it early.
-    leased_by_name: Option<Instant>,
-    reach: Reach,
+    reach: Probation,
+    failing: Probation,
+    outcomes: Outcomes,
+    /// How long a successful request takes, if it is known.
+    takes: Option<Duration>,
     probes: u64,
     /// How many say that it is to drain.
     draining: usize,
 }
 
-impl Default for Marks {
-    fn default() -> Self {
-        Self {
-            busy: None,
-            leased: None,
-            leased_by_name: None,
-            reach: Reach::Reachable,
-            probes: 0,
-            draining: 0,
-        }
-    }
-}
+/// A failure counts as load for no longer.
+const LONGEST_HANDICAP: Duration = Duration::from_secs(10);
 
 impl Marks {
     /// What a new worker under the same id starts with: the marks whose owners
@@ -156,79 +187,101 @@ impl Marks {
     }
 
     pub(crate) fn bits(&self) -> u64 {
-        let mut bits = 0;
-        if self.busy.is_some() {
-            bits |= Mark::Busy.bit();
-        }
-        if self.leased.is_some() || self.leased_by_name.is_some() {
-            bits |= Mark::Leased.bit();
-        }
-        if self.draining > 0 {
-            bits |= Mark::Draining.bit();
-        }
-        bits | match self.reach {
-            Reach::Reachable => 0,
-            Reach::Down { .. } => Mark::Unreachable.bit(),
-            Reach::Suspect { .. } | Reach::Probing { .. } => SUSPECT,
-        }
+        let bit = |on: bool, bit: u64| if on { bit } else { 0 };
+        let suspect = |it: Probation| !it.is_trusted() && !it.is_down();
+        let is_suspect = suspect(self.reach)
+            || suspect(self.failing)
+            || self.busy.is_some_and(|busy| busy.ask);
+        bit(self.busy.is_some(), Mark::Busy.bit())
+            | bit(self.leased.is_some(), Mark::Leased.bit())
+            | bit(self.reach.is_down(), Mark::Unreachable.bit())
+            | bit(self.failing.is_down(), Mark::Failing.bit())
+            | bit(self.draining > 0, Mark::Draining.bit())
+            | bit(is_suspect, SUSPECT)
+            | bit(!self.outcomes.is_clean(), TROUBLED)
     }
 
     /// Whether a request may be sent, and if not, when that may change by itself.
     pub(crate) fn outlook(&self) -> Outlook {
-        let bits = self.bits();
-        let unreachable = Mark::Unreachable.bit() | Mark::Draining.bit();
-        let standing = if bits & unreachable != 0 {
-            Standing::Unusable
-        } else if bits & EXCLUDED != 0 {
-            match self.reach {
-                Reach::Suspect { .. } | Reach::Probing { .. } => Standing::Unusable,
-                Reach::Reachable | Reach::Down { .. } => Standing::Shed,
-            }
-        } else {
-            match self.reach {
-                Reach::Suspect { .. } => Standing::Suspect,
-                Reach::Probing { .. } => Standing::Held,
-                Reach::Reachable | Reach::Down { .. } => Standing::Open,
-            }
+        let stands = Stands {
+            honoured: self.standing(self.failing),
+            ignored: self.standing(Probation::Trusted),
+            failing: !self.failing.is_trusted(),
+            reachable: self.draining == 0 && !self.reach.is_down(),
         };
-        let until = (!standing.is_open()).then(|| self.earliest_end()).flatten();
-        Outlook { standing, until }
+        let is_open = stands.honoured.is_open() && stands.ignored.is_open();
+        let until = (!is_open).then(|| self.earliest_end()).flatten();
+        Outlook { stands, until }
+    }
+
+    fn standing(&self, failing: Probation) -> Standing {
+        let both = [self.reach, failing];
+        let any = |is: fn(Probation) -> bool| both.into_iter().any(is);
+        if self.draining > 0 || any(Probation::is_down) {
+            return Standing::Unusable;
+        }
+        let is_asked = self.busy.is_some_and(|busy| busy.ask);
+        if self.leased.is_some() || (self.busy.is_some() && !is_asked) {
+            let is_known = both.into_iter().all(Probation::is_trusted);
+            return if is_known {
+                Standing::Shed
+            } else {
+                Standing::Unusable
+            };
+        }
+        if any(Probation::is_probing) {
+            Standing::Held
+        } else if is_asked || any(Probation::is_suspect) {
+            Standing::Suspect
+        } else {
+            Standing::Open
+        }
     }
 
     fn earliest_end(&self) -> Option<Instant> {
-        // The lease is over when both of its ends have passed.
-        let lease = self.leased.max(self.leased_by_name);
-        let reach = match self.reach {
-            Reach::Down { until, .. } | Reach::Probing { until, .. } => Some(until),
-            Reach::Reachable | Reach::Suspect { .. } => None,
-        };
-        [self.busy.flatten(), lease, reach]
-            .into_iter()
-            .flatten()
-            .min()
+        let busy = self.busy.map(|busy| {
+            let ask_at = busy.ask_at.filter(|_| !busy.ask);
+            [busy.until, ask_at].into_iter().flatten().min()
+        });
+        let ends = [
+            busy.flatten(),
+            self.leased,
+            self.reach.until(),
+            self.failing.until(),
+        ];
+        ends.into_iter().flatten().min()
     }
 
     /// Ends every mark whose time has come.
     pub(crate) fn expire(&mut self, now: Instant) {
         let over = |until: Instant| until <= now;
-        if self.busy.flatten().is_some_and(over) {
-            self.busy = None;
+        if let Some(busy) = &mut self.busy {
+            busy.ask |= busy.ask_at.is_some_and(over);
+            if busy.until.is_some_and(over) {
+                self.busy = None;
+            }
         }
         self.leased = self.leased.filter(|until| !over(*until));
-        self.leased_by_name = self.leased_by_name.filter(|until| !over(*until));
-        match self.reach {
-            Reach::Down { until, cooldown }
-            | Reach::Probing {
-                until, cooldown, ..
-            } if over(until) => {
-                self.reach = Reach::Suspect { cooldown };
-            }
-            _ => {}
+        self.reach.expire(now);
+        self.failing.expire(now);
+    }
+
+    /// The worker is busy until then, says news of it.
+    pub(crate) fn set_busy(&mut self, until: Option<Instant>, ask_at: Option<Instant>) {
+        let ask = false;
+        self.busy = Some(Busy { until, ask_at, ask });
+    }
+
+    /// It is still busy, by the same counts.
+    pub(crate) fn keep_busy(&mut self, until: Option<Instant>, ask_at: Option<Instant>) {
+        match &mut self.busy {
+            Some(busy) => busy.until = until,
+            None => self.set_busy(until, ask_at),
         }
     }
 
-    pub(crate) fn set_busy(&mut self, busy: Option<Option<Instant>>) {
-        self.busy = busy;
+    pub(crate) fn clear_busy(&mut self) {
+        self.busy = None;
     }
 
     pub(crate) fn drain(&mut self) {
@@ -240,12 +293,28 @@ impl Marks {
     }
 
     /// The worker refused a request.
-    pub(crate) fn refused(&mut self, now: Instant, named: Option<Duration>, times: &Times) {
-        let (end, until) = match named {
-            Some(named) => (&mut self.leased_by_name, now + named.min(times.max_lease)),
-            None => (&mut self.leased, now + times.lease),
+    ///
+    /// What it names is when a client may come again. It knows of its queue
+    /// only then, and has room as soon as a request completes: so a completion
+    /// ends the lease, and where none can come the lease is not longer than
+    /// one without a name.
+    pub(crate) fn refused(
+        &mut self,
+        now: Instant,
+        named: Option<Duration>,
+        witness: Witness,
+        times: &Times,
+    ) {
+        if witness.completed_since {
+            return;
+        }
+        let longest = if witness.idle {
+            times.lease
+        } else {
+            times.max_lease
         };
-        *end = (*end).max(Some(until));
+        let lease = named.map_or(times.lease, |named| named.min(longest));
+        self.leased = self.leased.max(Some(now + lease));
     }
 
     /// A response of the worker that was no refusal has ended.
@@ -254,57 +323,109 @@ impl Marks {
     }
 
     /// A connection failed before any byte of a response.
-    pub(crate) fn failed(&mut self, now: Instant, times: &Times) {
-        let cooldown = match self.reach {
-            // The requests that were on their way when the worker went down
-            // fail together; they are one failure.
-            Reach::Down { .. } => return,
-            Reach::Reachable => times.cooldown,
-            Reach::Suspect { cooldown } | Reach::Probing { cooldown, .. } => {
-                cooldown.saturating_mul(2).min(times.max_cooldown)
-            }
-        };
-        self.reach = Reach::Down {
-            until: now + cooldown,
-            cooldown,
-        };
+    pub(crate) fn failed_to_connect(&mut self, now: Instant, times: &Times) {
+        self.reach.exclude(now, times);
     }
 
-    /// The worker answered: whatever it said, it can be reached.
-    pub(crate) fn answered(&mut self) {
-        self.reach = Reach::Reachable;
+    /// The worker answered, or a connection to it was made: whatever it says,
+    /// it can be reached.
+    pub(crate) fn reached(&mut self) {
+        self.reach = Probation::Trusted;
     }
 
-    /// A request leaves for the worker; `Some` if it is the one that finds out
-    /// whether a suspect worker is back.
+    /// It is well, by what it has answered.
+    pub(crate) fn recovered(&mut self) {
+        self.reach = Probation::Trusted;
+        self.failing = Probation::Trusted;
+        self.outcomes = Outcomes::default();
+    }
+
+    /// Something says that the worker lives, and not that this side reaches it.
+    pub(crate) fn seen_alive(&mut self, now: Instant, times: &Times) {
+        self.reach.shorten(now, times);
+        self.failing.shorten(now, times);
+    }
+
+    /// A request has failed at the worker, after `took`. Returns how long it
+    /// counts as load from now on: for as long as if it had been served.
+    pub(crate) fn failed(
+        &mut self,
+        now: Instant,
+        took: Option<Duration>,
+        times: &Times,
+    ) -> Duration {
+        if self.outcomes.failed() || !self.failing.is_trusted() {
+            self.failing.exclude(now, times);
+        }
+        let takes = self.takes.unwrap_or(times.cooldown).min(LONGEST_HANDICAP);
+        takes.saturating_sub(took.unwrap_or_default())
+    }
+
+    /// A request is answered well.
+    pub(crate) fn succeeded(&mut self) {
+        self.outcomes.succeeded();
+        if !self.failing.is_trusted() && !self.failing.is_down() {
+            self.failing = Probation::Trusted;
+            self.outcomes = Outcomes::default();
+        }
+    }
+
+    /// A request that was answered well took so long.
+    pub(crate) fn took(&mut self, took: Duration) {
+        // An average over about the last eight.
+        self.takes = Some(self.takes.map_or(took, |takes| (takes * 7 + took) / 8));
+    }
+
+    /// A request leaves for the worker; `Some` if it is one that finds out.
     pub(crate) fn dispatched(&mut self, now: Instant, times: &Times) -> Option<Probe> {
-        let Reach::Suspect { cooldown } = self.reach else {
-            return None;
-        };
+        if let Some(busy) = &mut self.busy {
+            busy.ask = false;
+            busy.ask_at = times.probe_after.map(|after| now + after);
+        }
         let probe = Probe(self.probes);
+        let reach = self.reach.probe(now, probe, times);
+        let failing = self.failing.probe(now, probe, times);
+        if !reach && !failing {
+            return None;
+        }
         self.probes = self.probes.wrapping_add(1);
-        self.reach = Reach::Probing {
-            until: now + times.probe_timeout,
-            cooldown,
-            probe,
-        };
         Some(probe)
+    }
+
+    /// A busy worker that is at work needs not be asked.
+    pub(crate) fn at_work(&mut self, now: Instant, times: &Times) {
+        if let Some(busy) = &mut self.busy {
+            busy.ask = false;
+            busy.ask_at = times.probe_after.map(|after| now + after);
+        }
     }
 
     /// The probing request was given up without an answer.
     pub(crate) fn probe_abandoned(&mut self, given_up: Probe) {
-        match self.reach {
-            Reach::Probing {
-                cooldown, probe, ..
-            } if probe == given_up => self.reach = Reach::Suspect { cooldown },
-            _ => {}
-        }
+        self.reach.give_up(given_up);
+        self.failing.give_up(given_up);
     }
 
     /// A new process answers under the id: what the connections to the old one
     /// said is void.
     pub(crate) fn forget_connections(&mut self) {
         *self = self.for_successor();
+    }
+
+    /// The failures in a row, and among the last 32 outcomes.
+    pub(crate) fn failures(&self) -> (u32, u32) {
+        (self.outcomes.in_a_row(), self.outcomes.of_recent())
+    }
+
+    /// When a mark ends by itself.
+    pub(crate) fn end(&self, mark: Mark) -> Option<Instant> {
+        match mark {
+            Mark::Busy => self.busy?.until,
+            Mark::Leased => self.leased,
+            Mark::Unreachable => self.reach.until(),
+            Mark::Failing => self.failing.until(),
+            Mark::Draining => None,
+        }
     }
 }
 
@@ -318,7 +439,16 @@ mod tests {
         cooldown: Duration::from_secs(1),
         max_cooldown: Duration::from_secs(4),
         probe_timeout: Duration::from_secs(1),
+        probe_after: Some(Duration::from_secs(10)),
     };
+    const BUSY_WITH_OURS: Witness = Witness {
+        completed_since: false,
+        idle: false,
+    };
+
+    fn standing(marks: &Marks) -> Standing {
+        marks.outlook().stands.honoured
+    }
     const MS: Duration = Duration::from_millis(1);
 
     fn after(start: Instant, ms: u64) -> Instant {
@@ -329,46 +459,153 @@ mod tests {
     fn every_mark_excludes_by_itself_and_ends_by_itself() {
         let start = Instant::now();
         let mut marks = Marks::default();
-        assert_eq!(marks.outlook().standing, Standing::Open);
+        assert_eq!(standing(&marks), Standing::Open);
 
-        marks.set_busy(Some(Some(after(start, 5))));
-        marks.refused(start, None, &TIMES);
-        marks.failed(start, &TIMES);
+        marks.set_busy(Some(after(start, 5)), None);
+        marks.refused(start, None, BUSY_WITH_OURS, &TIMES);
+        marks.failed_to_connect(start, &TIMES);
         marks.drain();
-        assert_eq!(marks.bits(), EXCLUDED);
+        for _ in 0..5 {
+            marks.failed(start, None, &TIMES);
+        }
+        assert_eq!(marks.bits(), EXCLUDED | TROUBLED);
         assert_eq!(marks.outlook().until, Some(after(start, 5)));
 
         marks.expire(after(start, 5));
         assert_eq!(marks.bits() & Mark::Busy.bit(), 0);
         marks.expire(after(start, 1000));
-        assert_eq!(marks.bits(), Mark::Draining.bit() | SUSPECT);
+        assert_eq!(marks.bits(), Mark::Draining.bit() | SUSPECT | TROUBLED);
         marks.undrain();
-        assert_eq!(marks.outlook().standing, Standing::Suspect);
-        marks.answered();
-        assert_eq!(marks.outlook().standing, Standing::Open);
+        assert_eq!(standing(&marks), Standing::Suspect);
+        marks.reached();
+        assert_eq!(standing(&marks), Standing::Suspect, "it fails still");
+        marks.succeeded();
+        assert_eq!(standing(&marks), Standing::Open);
+        assert_eq!(marks.bits(), 0);
     }
 
     #[test]
-    fn a_lease_ends_early_unless_the_worker_named_its_time() {
+    fn a_completion_ends_a_lease_and_a_refusal_from_before_it_brings_none() {
         let start = Instant::now();
         let mut marks = Marks::default();
-        marks.refused(start, None, &TIMES);
-        marks.completed();
-        assert_eq!(marks.outlook().standing, Standing::Open);
+        for named in [None, Some(Duration::from_secs(20))] {
+            marks.refused(start, named, BUSY_WITH_OURS, &TIMES);
+            assert_eq!(standing(&marks), Standing::Shed);
+            let lease = named.unwrap_or(TIMES.lease);
+            assert_eq!(marks.outlook().until, Some(start + lease));
+            marks.completed();
+            assert_eq!(standing(&marks), Standing::Open);
+        }
+        let late = Witness {
+            completed_since: true,
+            idle: false,
+        };
+        marks.refused(start, None, late, &TIMES);
+        assert_eq!(standing(&marks), Standing::Open);
+    }
 
-        marks.refused(start, Some(Duration::from_secs(2)), &TIMES);
-        let later = after(start, 1500);
-        marks.refused(later, None, &TIMES);
-        assert_eq!(marks.outlook().until, Some(later + TIMES.lease));
-        marks.completed();
-        assert_eq!(marks.outlook().until, Some(after(start, 2000)));
+    #[test]
+    fn where_nothing_can_complete_a_name_does_not_lengthen_the_lease() {
+        let start = Instant::now();
+        let idle = Witness {
+            completed_since: false,
+            idle: true,
+        };
+        for (named, lease) in [(30_000, 1000), (200, 200)] {
+            let mut marks = Marks::default();
+            let named = Duration::from_millis(named);
+            marks.refused(start, Some(named), idle, &TIMES);
+            assert_eq!(marks.outlook().until, Some(after(start, lease)));
+        }
+    }
+
+    #[test]
+    fn a_worker_that_fails_is_excluded_and_one_success_on_probation_ends_it() {
+        let mut now = Instant::now();
+        let mut marks = Marks::default();
+        for _ in 0..4 {
+            marks.failed(now, None, &TIMES);
+            assert_eq!(standing(&marks), Standing::Open);
+        }
+        for cooldown in [1, 2, 4, 4] {
+            marks.failed(now, None, &TIMES);
+            let outlook = marks.outlook();
+            assert_eq!(outlook.stands.honoured, Standing::Unusable);
+            assert_eq!(outlook.stands.ignored, Standing::Open);
+            marks.succeeded();
+            assert_eq!(standing(&marks), Standing::Unusable, "it was sent before");
+            now += Duration::from_secs(cooldown);
+            marks.expire(now);
+            assert_eq!(standing(&marks), Standing::Suspect);
+            marks.dispatched(now, &TIMES).unwrap();
+            assert_eq!(standing(&marks), Standing::Held);
+        }
+        marks.succeeded();
+        assert_eq!(marks.bits(), 0);
+    }
+
+    #[test]
+    fn a_failure_counts_as_load_for_as_long_as_a_success_takes() {
+        let now = Instant::now();
+        let mut marks = Marks::default();
+        assert_eq!(marks.failed(now, None, &TIMES), TIMES.cooldown);
+        marks.took(300 * MS);
+        assert_eq!(marks.failed(now, Some(MS), &TIMES), 299 * MS);
+        assert_eq!(marks.failed(now, Some(400 * MS), &TIMES), Duration::ZERO);
+        marks.took(Duration::MAX / 16);
+        let longest = marks.failed(now, None, &TIMES);
+        assert_eq!(longest, LONGEST_HANDICAP);
+    }
+
+    #[test]
+    fn a_sign_of_life_brings_the_next_probe_and_no_storm_of_them() {
+        let start = Instant::now();
+        let mut now = start;
+        let mut marks = Marks::default();
+        for _ in 0..6 {
+            marks.failed_to_connect(now, &TIMES);
+            now = marks.outlook().until.unwrap();
+            marks.expire(now);
+        }
+        marks.failed_to_connect(now, &TIMES);
+        marks.seen_alive(now, &TIMES);
+        assert_eq!(marks.outlook().until, Some(now + TIMES.cooldown));
+        marks.seen_alive(after(now, 1500), &TIMES);
+        assert_eq!(standing(&marks), Standing::Suspect);
+        marks.reached();
+        assert_eq!(standing(&marks), Standing::Open);
+    }
+
+    #[test]
+    fn a_worker_that_is_busy_by_the_same_counts_is_asked_now_and_then() {
+        let start = Instant::now();
+        let ask_at = Some(after(start, 10_000));
+        let mut marks = Marks::default();
+        marks.set_busy(None, ask_at);
+        for at in [3000, 9999] {
+            marks.keep_busy(None, Some(after(start, at + 10_000)));
+            marks.expire(after(start, at));
+            assert_eq!(standing(&marks), Standing::Shed);
+            assert_eq!(marks.outlook().until, ask_at);
+        }
+        let now = after(start, 10_000);
+        marks.expire(now);
+        assert_eq!(standing(&marks), Standing::Suspect);
+        assert_eq!(marks.dispatched(now, &TIMES), None, "nobody waits for it");
+        assert_eq!(standing(&marks), Standing::Shed);
+        assert_eq!(marks.outlook().until, Some(after(start, 20_000)));
+        marks.expire(after(start, 20_000));
+        marks.at_work(after(start, 20_000), &TIMES);
+        assert_eq!(standing(&marks), Standing::Shed);
+        marks.set_busy(None, Some(after(start, 25_000)));
+        assert_eq!(marks.outlook().until, Some(after(start, 25_000)));
     }
 
     #[test]
     fn a_named_lease_is_bounded() {
         let start = Instant::now();
         let mut marks = Marks::default();
-        marks.refused(start, Some(Duration::MAX), &TIMES);
+        marks.refused(start, Some(Duration::MAX), BUSY_WITH_OURS, &TIMES);
         assert_eq!(marks.outlook().until, Some(start + TIMES.max_lease));
     }
 
@@ -377,8 +614,8 @@ mod tests {
         let mut now = Instant::now();
         let mut marks = Marks::default();
         for cooldown in [1, 2, 4, 4] {
-            marks.failed(now, &TIMES);
-            marks.failed(now + MS, &TIMES);
+            marks.failed_to_connect(now, &TIMES);
+            marks.failed_to_connect(now + MS, &TIMES);
             let until = now + Duration::from_secs(cooldown);
             assert_eq!(marks.outlook().until, Some(until));
             now = until;
@@ -389,8 +626,8 @@ mod tests {
             );
             assert!(marks.dispatched(now, &TIMES).is_none(), "and there is one");
         }
-        marks.answered();
-        marks.failed(now, &TIMES);
+        marks.reached();
+        marks.failed_to_connect(now, &TIMES);
         assert_eq!(marks.outlook().until, Some(now + TIMES.cooldown));
     }
 
@@ -398,32 +635,32 @@ mod tests {
     fn a_probe_holds_the_others_back_until_it_is_answered_given_up_or_too_old() {
         let start = Instant::now();
         let mut marks = Marks::default();
-        marks.failed(start, &TIMES);
+        marks.failed_to_connect(start, &TIMES);
         let now = after(start, 1000);
         marks.expire(now);
         let first = marks.dispatched(now, &TIMES).unwrap();
         assert_eq!(marks.outlook().until, Some(after(start, 2000)));
         assert_eq!(
-            marks.outlook().standing,
+            standing(&marks),
             Standing::Held,
             "callers wait for the outcome instead of being refused"
         );
         marks.probe_abandoned(first);
-        assert_eq!(marks.outlook().standing, Standing::Suspect);
+        assert_eq!(standing(&marks), Standing::Suspect);
 
         let second = marks.dispatched(now, &TIMES).unwrap();
         marks.probe_abandoned(first);
         assert_eq!(
-            marks.outlook().standing,
+            standing(&marks),
             Standing::Held,
             "the second is still on its way"
         );
         marks.expire(after(start, 2000));
-        assert_eq!(marks.outlook().standing, Standing::Suspect);
+        assert_eq!(standing(&marks), Standing::Suspect);
         marks.dispatched(after(start, 2000), &TIMES).unwrap();
         marks.probe_abandoned(second);
         assert_eq!(
-            marks.outlook().standing,
+            standing(&marks),
             Standing::Held,
             "and now the third is"
         );
@@ -433,25 +670,25 @@ mod tests {
     fn a_worker_on_probation_that_cannot_be_probed_is_not_usable() {
         let start = Instant::now();
         let mut marks = Marks::default();
-        marks.failed(start, &TIMES);
+        marks.failed_to_connect(start, &TIMES);
         marks.expire(after(start, 1000));
-        marks.set_busy(Some(None));
-        assert_eq!(marks.outlook().standing, Standing::Unusable);
-        marks.set_busy(None);
-        marks.refused(after(start, 1000), None, &TIMES);
-        assert_eq!(marks.outlook().standing, Standing::Unusable);
-        marks.answered();
-        assert_eq!(marks.outlook().standing, Standing::Shed, "it has answered");
+        marks.set_busy(None, None);
+        assert_eq!(standing(&marks), Standing::Unusable);
+        marks.clear_busy();
+        marks.refused(after(start, 1000), None, BUSY_WITH_OURS, &TIMES);
+        assert_eq!(standing(&marks), Standing::Unusable);
+        marks.reached();
+        assert_eq!(standing(&marks), Standing::Shed, "it has answered");
     }
 
     #[test]
     fn a_successor_inherits_what_is_said_of_the_id_only() {
         let start = Instant::now();
         let mut marks = Marks::default();
-        marks.set_busy(Some(None));
+        marks.set_busy(None, None);
         marks.drain();
-        marks.refused(start, None, &TIMES);
-        marks.failed(start, &TIMES);
+        marks.refused(start, None, BUSY_WITH_OURS, &TIMES);
+        marks.failed_to_connect(start, &TIMES);
         let bits = marks.for_successor().bits();
         assert_eq!(bits, Mark::Busy.bit() | Mark::Draining.bit());
     }

@@ -2,7 +2,7 @@
 //! request.
 
 use super::{
-    marks::{Outlook, Standing},
+    marks::{Outlook, Standing, Stands},
     notify::Notifier,
     worker::Watch,
 };
@@ -29,8 +29,16 @@ pub struct Members {
 
 struct Inner {
     /// Open workers, those on probation, and those without room, read
-    /// together: 21 bits each.
-    counts: AtomicU64,
+    /// together: 21 bits each. Once as the *failing* mark is honoured, and once
+    /// as it is ignored.
+    counts: [AtomicU64; 2],
+    /// The members that are failing, and those that can be reached, read
+    /// together: 32 bits each.
+    health: AtomicU64,
+    /// Those who wait know that the mark is ignored, or honoured.
+    told_ignoring: AtomicBool,
+    /// Wakes those who wait for one failing worker when that changes.
+    turns: Notifier,
     alive: AtomicU64,
     /// Counts the workers that ever joined.
     joins: AtomicU64,
@@ -75,7 +83,10 @@ impl Members {
     pub(crate) fn new() -> Self {
         Self {
             inner: Arc::new(Inner {
-                counts: AtomicU64::new(0),
+                counts: [AtomicU64::new(0), AtomicU64::new(0)],
+                health: AtomicU64::new(0),
+                told_ignoring: AtomicBool::new(false),
+                turns: Notifier::new(),
                 alive: AtomicU64::new(0),
                 joins: AtomicU64::new(0),
                 discovered: AtomicBool::new(false),
@@ -86,7 +97,27 @@ impl Members {
 
     #[inline]
     fn counts(&self) -> Counts {
-        Counts::unpack(self.inner.counts.load(Ordering::Acquire))
+        let counts = &self.inner.counts[usize::from(self.ignores_failing())];
+        Counts::unpack(counts.load(Ordering::Acquire))
+    }
+
+    /// Whether more than half of the members that can be reached are failing.
+    ///
+    /// It is then more likely the requests, or something behind all of them,
+    /// than the workers, and passing most of them over would bring the load of
+    /// all to the few that are left: the *failing* mark keeps no request away
+    /// while this lasts. (Envoy calls the same rule its panic threshold, and
+    /// has it at a half too.)
+    #[inline]
+    pub fn ignores_failing(&self) -> bool {
+        let health = self.inner.health.load(Ordering::Acquire);
+        2 * (health >> 32) > health & u64::from(u32::MAX)
+    }
+
+    /// Wakes those who wait for one failing worker when it begins or ends that
+    /// the mark is ignored.
+    pub(crate) fn turns(&self) -> &Notifier {
+        &self.inner.turns
     }
 
     /// The workers that are alive.
@@ -95,7 +126,7 @@ impl Members {
         self.inner.alive.load(Ordering::Acquire)
     }
 
-    /// The workers that are neither unreachable nor draining.
+    /// The workers that are neither unreachable, failing nor draining.
     pub fn usable(&self) -> u64 {
         let counts = self.counts();
         counts.open + counts.probation + counts.shed
@@ -155,7 +186,7 @@ impl Members {
     }
 
     /// A worker joins, stands elsewhere, or leaves.
-    pub(crate) fn count(&self, from: Option<Standing>, to: Option<Standing>) {
+    pub(crate) fn count(&self, from: Option<Stands>, to: Option<Stands>) {
         match (from, to) {
             (None, Some(_)) => {
                 self.inner.joins.fetch_add(1, Ordering::AcqRel);
@@ -168,31 +199,54 @@ impl Members {
         }
         // All counts change in one step; their sum never borrows across the
         // bits of one for longer than this one operation.
-        let change = weight(to).wrapping_sub(weight(from));
-        if change != 0 {
-            self.inner.counts.fetch_add(change, Ordering::AcqRel);
-        }
+        let add = |to: &AtomicU64, change: u64| {
+            if change != 0 {
+                to.fetch_add(change, Ordering::AcqRel);
+            }
+        };
+        let change = |weight: fn(Stands) -> u64| {
+            let weight = |stands: Option<Stands>| stands.map_or(0, weight);
+            weight(to).wrapping_sub(weight(from))
+        };
+        let [honoured, ignored] = &self.inner.counts;
+        add(honoured, change(|stands| weight(stands.honoured)));
+        add(ignored, change(|stands| weight(stands.ignored)));
+        add(&self.inner.health, change(health));
     }
 }
 
-const fn weight(standing: Option<Standing>) -> u64 {
+const fn weight(standing: Standing) -> u64 {
     match standing {
-        Some(Standing::Open) => 1,
-        Some(Standing::Suspect | Standing::Held) => 1 << BITS,
-        Some(Standing::Shed) => 1 << (2 * BITS),
-        Some(Standing::Unusable) | None => 0,
+        Standing::Open => 1,
+        Standing::Suspect | Standing::Held => 1 << BITS,
+        Standing::Shed => 1 << (2 * BITS),
+        Standing::Unusable => 0,
+    }
+}
+
+fn health(stands: Stands) -> u64 {
+    if stands.reachable {
+        u64::from(stands.failing) << 32 | 1
+    } else {
+        0
     }
 }
 
 impl Watch for Members {
     fn moved(&self, from: Option<Outlook>, to: Option<Outlook>) {
         self.count(
-            from.map(|outlook| outlook.standing),
-            to.map(|outlook| outlook.standing),
+            from.map(|outlook| outlook.stands),
+            to.map(|outlook| outlook.stands),
         );
     }
 
     fn touched(&self) {
+        let is_ignoring = self.ignores_failing();
+        let told = &self.inner.told_ignoring;
+        if told.load(Ordering::Acquire) != is_ignoring {
+            told.store(is_ignoring, Ordering::Release);
+            self.turns().notify();
+        }
         self.notifier().notify();
     }
 }
@@ -224,8 +278,8 @@ mod tests {
             (Standing::Suspect, Verdict::Wait),
             (Standing::Open, Verdict::Wait),
         ] {
-            members.count(at, Some(standing));
-            at = Some(standing);
+            members.count(at, Some(Stands::both(standing)));
+            at = Some(Stands::both(standing));
             assert_eq!(members.verdict(), verdict, "{standing:?}");
         }
         assert_eq!((members.alive(), members.open()), (1, 1));
@@ -239,7 +293,7 @@ mod tests {
         let members = Members::new();
         for _ in 0..100_000 {
             for standing in [Standing::Open, Standing::Held, Standing::Shed] {
-                members.count(None, Some(standing));
+                members.count(None, Some(Stands::both(standing)));
             }
         }
         assert_eq!((members.usable(), members.eligible()), (300_000, 200_000));

@@ -149,6 +149,7 @@ mod answer;
 mod attempt;
 mod builder;
 mod filter;
+mod health;
 #[cfg(all(test, tower_overload_loom))]
 mod loom;
 mod marks;
@@ -157,6 +158,7 @@ mod notify;
 mod owned;
 mod place;
 mod policy;
+mod probation;
 mod retry;
 mod roster;
 mod seat;
@@ -168,21 +170,21 @@ mod worker;
 pub(crate) use self::{
     answer::{Answer, Answers},
     attempt::Attempt,
-    marks::{Outlook, Standing},
+    marks::{Outlook, Standing, Stands},
     notify::{Notifier, Observation},
     seat::{InFlight, Rows, Seat},
     worker::Watch,
 };
 pub use self::{
-    attempt::{Completion, WorkerFuture},
+    attempt::{Completion, JudgeBody, WorkerFuture},
     builder::{BusySetBuilder, BusySetError},
     filter::{BusyDiscover, BusyFilter, BusyFilterLayer, Endpoint, ResponseFuture},
     marks::Mark,
     members::{Members, Verdict},
     owned::{BusyMark, DrainMark},
-    policy::{Classify, ErrorsOnly, Fault, OnlyThisRequest, Refusal, RefusalPolicy},
+    policy::{Classify, ErrorsOnly, Fault, OnlyThisRequest, Refusal, RefusalPolicy, Unavailable503},
     retry::{RetryBudget, RetryRefused},
     roster::{Roster, RosterChanges, roster},
-    set::{BusySet, WorkerMarks},
+    set::{BusySet, MarkState, WorkerMarks},
     trail::{AnyRequest, Carry, InExtensions, Trail},
 };

@@ -24,16 +24,30 @@ impl BusyMark {
     /// replaces an earlier end, be it sooner or later.
     ///
     /// The mark falls at its end without any event.
+    ///
+    /// This is news of the worker: it is
+    /// [asked](super::BusySetBuilder::probe_after) only if it stays busy
+    /// without any.
     pub fn set(&mut self, until: Option<Instant>) {
+        self.set_to(until, true);
+    }
+
+    /// As [`set`](Self::set), for a worker that says the same as before: it may
+    /// be that what it says is stuck.
+    pub fn keep(&mut self, until: Option<Instant>) {
+        self.set_to(until, false);
+    }
+
+    fn set_to(&mut self, until: Option<Instant>, is_news: bool) {
         let known = self.worker.as_ref();
-        if known.is_some_and(|worker| worker.set_busy(until).is_ok()) {
+        if known.is_some_and(|worker| worker.set_busy(until, is_news).is_ok()) {
             return;
         }
         loop {
             // Known before it is marked: whatever a waker does, it is cleared.
             let worker = self.place.current();
             let worker = self.worker.insert(worker);
-            if worker.set_busy(until).is_ok() {
+            if worker.set_busy(until, is_news).is_ok() {
                 return;
             }
         }

@@ -1,5 +1,5 @@
-//! What of a worker's answers is a refusal, and what of its errors means that
-//! it could not be reached. Pure rules; the endpoint acts on them.
+//! What of a worker's answers is a refusal or a failure, and what of its errors
+//! means that it could not be reached. Pure rules; others act on them.
 
 use crate::{ServiceOverloaded, Unreachable, error::find};
 use http::{HeaderMap, Response, StatusCode, header};
@@ -21,7 +21,7 @@ pub struct Refusal {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OnlyThisRequest;
 
-/// What an error of a worker says about the worker.
+/// What an answer or an error says about the worker that it is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// It refused the request for want of room.
@@ -31,16 +31,22 @@ pub enum Fault {
     /// The connection was lost before any byte of a response, after the
     /// request may have been sent.
     Lost,
+    /// It was reached, and did not do what it was asked for: it answered with
+    /// a server error, with what cannot be read, or not within a time limit.
+    Failed,
     /// Nothing that routing should act on.
     Other,
 }
 
-/// Tells refusals and failed connections from everything else.
+/// Tells refusals, failures and failed connections from everything else.
 ///
 /// `Res` is the response type of the workers.
 pub trait Classify<Res> {
-    /// The refusal in a response, if it is one.
-    fn response(&self, response: &Res) -> Option<Refusal>;
+    /// What a response says against the worker; `None` if it is well.
+    ///
+    /// A refusal, or a connection that failed behind the worker, becomes an
+    /// error. Any other response is passed on.
+    fn response(&self, response: &Res) -> Option<Fault>;
 
     /// What an error that came instead of a response says about the worker.
     fn error(&self, error: &(dyn Error + 'static)) -> Fault;
@@ -51,12 +57,13 @@ pub trait Classify<Res> {
 /// | a worker's answer | is |
 /// |---|---|
 /// | an error whose chain holds [`ServiceOverloaded`] | a refusal |
-/// | status 529 | a refusal |
+/// | status 529, 429, or 503 with `Retry-After` | a refusal |
 /// | a gRPC response whose head says `grpc-status: 8` (RESOURCE_EXHAUSTED) | a refusal |
-/// | status 503 with `Retry-After` | a refusal, if [asked for](Self::also_503_with_retry_after) |
 /// | an error that says that the connection could not be made | unreachable |
-/// | an error that says that the connection was lost | unreachable too, but the request may have been sent |
-/// | everything else, every other 4xx and 5xx included | neither |
+/// | an error that says that the connection was lost | unreachable if nothing else is under way there, and a failure otherwise; the request may have been sent |
+/// | any other 5xx, gRPC status 13 to 15 in a head (INTERNAL, UNAVAILABLE, DATA_LOSS) | a failure |
+/// | an error that says that a time limit has passed, or that the answer is no HTTP | a failure |
+/// | everything else, every other 4xx included | well |
 ///
 /// Bodies are not looked at, and of the headers only the time a refusal names.
 ///
@@ -73,7 +80,8 @@ pub trait Classify<Res> {
 pub struct RefusalPolicy {
     status: StatusCode,
     grpc: bool,
-    unavailable_with_retry_after: bool,
+    too_many_requests: bool,
+    unavailable: Unavailable503,
     connection_fault: fn(&(dyn Error + 'static)) -> Option<Fault>,
 }
 
@@ -83,7 +91,8 @@ impl RefusalPolicy {
         Self {
             status: overloaded_status(),
             grpc: true,
-            unavailable_with_retry_after: false,
+            too_many_requests: true,
+            unavailable: Unavailable503::WithRetryAfter,
             connection_fault,
         }
     }
@@ -104,10 +113,19 @@ impl RefusalPolicy {
         self
     }
 
-    /// Takes a 503 with a `Retry-After` for a refusal too (default: no).
+    /// Whether a 429 is a refusal (default: yes). Say no where workers limit
+    /// the rate of single clients: that says nothing about their room.
     #[must_use]
-    pub fn also_503_with_retry_after(mut self, yes: bool) -> Self {
-        self.unavailable_with_retry_after = yes;
+    pub fn too_many_requests(mut self, yes: bool) -> Self {
+        self.too_many_requests = yes;
+        self
+    }
+
+    /// Which 503s are refusals (default: those with a `Retry-After`). The
+    /// others are failures.
+    #[must_use]
+    pub fn unavailable(mut self, which: Unavailable503) -> Self {
+        self.unavailable = which;
         self
     }
 
@@ -120,6 +138,17 @@ impl RefusalPolicy {
     }
 }
 
+/// Which of a worker's 503s say that it has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unavailable503 {
+    /// None.
+    None,
+    /// Those with a `Retry-After` that can be read.
+    WithRetryAfter,
+    /// All: some engines answer a bare 503 while their queue is full.
+    All,
+}
+
 impl Default for RefusalPolicy {
     fn default() -> Self {
         Self::new()
@@ -127,21 +156,34 @@ impl Default for RefusalPolicy {
 }
 
 impl<B> Classify<Response<B>> for RefusalPolicy {
-    fn response(&self, response: &Response<B>) -> Option<Refusal> {
+    fn response(&self, response: &Response<B>) -> Option<Fault> {
         let (status, headers) = (response.status(), response.headers());
-        let retry_after = if status == self.status {
-            retry_after(headers)
-        } else if status == StatusCode::OK && self.grpc && is_exhausted(headers) {
-            milliseconds(headers, "grpc-retry-pushback-ms")
-        } else if status == StatusCode::SERVICE_UNAVAILABLE && self.unavailable_with_retry_after {
-            Some(retry_after(headers)?)
-        } else {
-            return None;
+        let refused = |retry_after| {
+            let only_this_request = response.extensions().get::<OnlyThisRequest>().is_some();
+            Some(Fault::Refused(Refusal {
+                retry_after,
+                only_this_request,
+            }))
         };
-        Some(Refusal {
-            retry_after,
-            only_this_request: response.extensions().get::<OnlyThisRequest>().is_some(),
-        })
+        let named = || retry_after(headers);
+        if status == self.status {
+            return refused(named());
+        }
+        match status {
+            StatusCode::OK if self.grpc => match grpc_status(headers)? {
+                b"8" => refused(milliseconds(headers, "grpc-retry-pushback-ms")),
+                b"13" | b"14" | b"15" => Some(Fault::Failed),
+                _ => None,
+            },
+            StatusCode::TOO_MANY_REQUESTS if self.too_many_requests => refused(named()),
+            StatusCode::SERVICE_UNAVAILABLE => match (self.unavailable, named()) {
+                (Unavailable503::All, named) => refused(named),
+                (Unavailable503::WithRetryAfter, Some(named)) => refused(Some(named)),
+                _ => Some(Fault::Failed),
+            },
+            status if status.is_server_error() => Some(Fault::Failed),
+            _ => None,
+        }
     }
 
     fn error(&self, error: &(dyn Error + 'static)) -> Fault {
@@ -154,7 +196,7 @@ impl<B> Classify<Response<B>> for RefusalPolicy {
 pub struct ErrorsOnly;
 
 impl<Res> Classify<Res> for ErrorsOnly {
-    fn response(&self, _: &Res) -> Option<Refusal> {
+    fn response(&self, _: &Res) -> Option<Fault> {
         None
     }
 
@@ -206,14 +248,12 @@ fn overloaded_status() -> StatusCode {
     StatusCode::from_u16(529).unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
 }
 
-fn is_exhausted(headers: &HeaderMap) -> bool {
-    let is_grpc = headers
-        .get(header::CONTENT_TYPE)
-        .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
-    is_grpc
-        && headers
-            .get("grpc-status")
-            .is_some_and(|status| status == "8")
+/// The gRPC status in the head of a response that has no body.
+fn grpc_status(headers: &HeaderMap) -> Option<&[u8]> {
+    let content_type = headers.get(header::CONTENT_TYPE)?.as_bytes();
+    let status = headers.get("grpc-status")?;
+    let is_grpc = content_type.starts_with(b"application/grpc");
+    is_grpc.then_some(status.as_bytes())
 }
 
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
@@ -242,24 +282,33 @@ mod tests {
     }
 
     fn refusal(status: u16, headers: &[(&'static str, &str)]) -> Option<Option<Duration>> {
-        let refusal = RefusalPolicy::new().response(&response(status, headers));
-        refusal.map(|refusal| refusal.retry_after)
+        match RefusalPolicy::new().response(&response(status, headers)) {
+            Some(Fault::Refused(refusal)) => Some(refusal.retry_after),
+            _ => None,
+        }
     }
 
     #[test]
-    fn only_the_overload_status_and_grpc_8_are_refusals() {
-        for status in (200..=599).filter(|status| *status != 529) {
-            let headers = [
-                ("retry-after", "1"),
-                ("grpc-status", "8"),
-                ("x-overload-reason", "worker_at_capacity"),
-            ];
-            assert_eq!(refusal(status, &headers), None, "{status}");
+    fn a_status_is_a_refusal_a_failure_or_well() {
+        let policy = RefusalPolicy::new();
+        let headers = [("grpc-status", "8"), ("x-overload-reason", "worker_at_capacity")];
+        for status in 200..=599 {
+            let said = policy.response(&response(status, &headers));
+            match status {
+                429 | 529 => assert!(matches!(said, Some(Fault::Refused(_))), "{status}"),
+                500.. => assert_eq!(said, Some(Fault::Failed), "{status}"),
+                _ => assert_eq!(said, None, "{status}"),
+            }
         }
-        assert_eq!(refusal(529, &[]), Some(None));
         let grpc = ("content-type", "application/grpc+proto");
         assert_eq!(refusal(200, &[grpc, ("grpc-status", "8")]), Some(None));
-        assert_eq!(refusal(200, &[grpc, ("grpc-status", "14")]), None);
+        let said = |status| policy.response(&response(200, &[grpc, ("grpc-status", status)]));
+        for status in ["13", "14", "15"] {
+            assert_eq!(said(status), Some(Fault::Failed), "{status}");
+        }
+        for status in ["0", "3", "5", "16", "", "88"] {
+            assert_eq!(said(status), None, "{status}");
+        }
         assert_eq!(refusal(200, &[grpc]), None);
     }
 
@@ -280,12 +329,21 @@ mod tests {
     }
 
     #[test]
-    fn a_503_is_a_refusal_only_if_asked_for_and_with_a_time() {
-        let policy = RefusalPolicy::new().also_503_with_retry_after(true);
-        let named = response(503, &[("retry-after", "2")]);
-        assert!(RefusalPolicy::new().response(&named).is_none());
-        assert!(policy.response(&named).is_some());
-        assert!(policy.response(&response(503, &[])).is_none());
+    fn what_says_that_there_is_no_room_can_be_chosen() {
+        let refuses = |policy: RefusalPolicy, response: &Response<()>| {
+            matches!(policy.response(response), Some(Fault::Refused(_)))
+        };
+        let (bare, named) = (response(503, &[]), response(503, &[("retry-after", "2")]));
+        let policy = RefusalPolicy::new();
+        assert!(!refuses(policy, &bare) && refuses(policy, &named));
+        let all = policy.unavailable(Unavailable503::All);
+        assert!(refuses(all, &bare) && refuses(all, &named));
+        let none = policy.unavailable(Unavailable503::None);
+        assert!(!refuses(none, &bare) && !refuses(none, &named));
+        let limited = response(429, &[]);
+        assert!(refuses(policy, &limited));
+        let policy = policy.too_many_requests(false);
+        assert_eq!(policy.response(&limited), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{
     builder::{BusySetBuilder, BusySetError},
-    marks::{EXCLUDED, Mark, Marks},
+    marks::{EXCLUDED, Mark, Marks, Times},
     owned::{BusyMark, DrainMark},
     place::{Lookup, Place},
     shared::Shared,
@@ -87,15 +87,14 @@ impl<K: WorkerId> BusySet<K> {
         DrainMark::new(self.place(worker))
     }
 
-    /// Leases `worker` as if a request had seen its refusal. A time
-    /// that the worker named is bounded, and no completed response ends it early.
+    /// Leases `worker` as if a request had seen its refusal. A time that the
+    /// worker named is bounded.
     pub fn refused(&self, worker: &K, retry_after: Option<Duration>) {
         let retry_after = retry_after.filter(|named| !named.is_zero());
         while self.current(worker).leased(retry_after).is_err() {}
     }
 
-    /// A response of `worker` that was no refusal has ended: ends its lease,
-    /// unless the worker named the time.
+    /// A response of `worker` that was no refusal has ended: ends its lease.
     pub fn completed(&self, worker: &K) {
         if let Some(state) = self.existing(worker) {
             state.has_completed();
@@ -105,8 +104,72 @@ impl<K: WorkerId> BusySet<K> {
     /// The marks of `worker` now.
     pub fn marks(&self, worker: &K) -> WorkerMarks {
         match self.existing(worker) {
-            Some(state) => WorkerMarks(state.marks_at(Instant::now()).bits()),
+            Some(state) => WorkerMarks(state.marks_at(Instant::now()).0.bits()),
             None => WorkerMarks::default(),
+        }
+    }
+
+    /// The marks of `worker` now, each with its times and the failures behind
+    /// it.
+    pub fn mark_states(&self, worker: &K) -> Vec<MarkState> {
+        let Some(state) = self.existing(worker) else {
+            return Vec::new();
+        };
+        let (marks, since) = state.marks_at(Instant::now());
+        let on = Mark::ALL.into_iter();
+        let on = on.filter(|mark| marks.bits() & mark.bit() != 0);
+        on.map(|mark| MarkState {
+            mark,
+            since: since[mark as usize],
+            until: marks.end(mark),
+            failures: marks.failures(),
+        })
+        .collect()
+    }
+
+    /// Marks `worker` unreachable, as if a request had found no connection.
+    pub fn unreachable(&self, worker: &K) {
+        while self
+            .current(worker)
+            .say(Marks::failed_to_connect)
+            .is_err()
+        {}
+    }
+
+    /// A request has failed at `worker`: many in a row mark it failing, as
+    /// those that were sent there do.
+    pub fn failed(&self, worker: &K) {
+        let failed = |marks: &mut Marks, now, times: &_| {
+            marks.failed(now, None, times);
+        };
+        while self.current(worker).say(failed).is_err() {}
+    }
+
+    /// `worker` is well, by a request that it has answered well: ends its
+    /// marks *unreachable* and *failing*, those that are on probation included.
+    pub fn well(&self, worker: &K) {
+        self.say(worker, |marks, _, _| marks.recovered());
+    }
+
+    /// A connection to `worker` was made: it is not unreachable.
+    pub fn reached(&self, worker: &K) {
+        self.say(worker, |marks, _, _| marks.reached());
+    }
+
+    /// `worker` lives, by what it says or what else was seen of it, and may
+    /// not be reached from here all the same. Its marks *unreachable* and
+    /// *failing* last no longer than [`cooldown`](BusySetBuilder::cooldown)
+    /// from their beginning, and then one request finds out.
+    pub fn alive(&self, worker: &K) {
+        self.say(worker, Marks::seen_alive);
+    }
+
+    fn say(&self, worker: &K, what: impl Fn(&mut Marks, Instant, &Times)) {
+        if let Some(state) = self.existing(worker) {
+            if state.is_troubled() {
+                // One that was retired meanwhile has no such marks.
+                let _ = state.say(what);
+            }
         }
     }
 
@@ -117,7 +180,7 @@ impl<K: WorkerId> BusySet<K> {
     pub fn snapshot(&self) -> Vec<(K, WorkerMarks)> {
         let now = Instant::now();
         let marked = self.all().into_iter().map(|(worker, state)| {
-            let marks = WorkerMarks(state.marks_at(now).bits());
+            let marks = WorkerMarks(state.marks_at(now).0.bits());
             (worker, marks)
         });
         marked.filter(|(_, marks)| marks.is_excluded()).collect()
@@ -328,6 +391,42 @@ impl fmt::Debug for WorkerMarks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let on = Mark::ALL.into_iter().filter(|mark| self.has(*mark));
         f.debug_set().entries(on).finish()
+    }
+}
+
+/// A mark of a worker, and what is known of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MarkState {
+    mark: Mark,
+    since: Option<Instant>,
+    until: Option<Instant>,
+    failures: (u32, u32),
+}
+
+impl MarkState {
+    /// Which mark it is.
+    pub fn mark(&self) -> Mark {
+        self.mark
+    }
+
+    /// Since when it is on.
+    pub fn since(&self) -> Option<Instant> {
+        self.since
+    }
+
+    /// When it ends by itself, if it does.
+    pub fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    /// The failures of the worker since its last success, at most 32.
+    pub fn failures_in_a_row(&self) -> u32 {
+        self.failures.0
+    }
+
+    /// The failures among the last 32 outcomes of the worker.
+    pub fn failures_of_last_32(&self) -> u32 {
+        self.failures.1
     }
 }
 

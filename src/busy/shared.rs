@@ -1,7 +1,8 @@
 //! What the workers of one set have in common.
 
-use super::marks::{EXCLUDED, Mark, Times};
+use super::marks::{EXCLUDED, Mark, Marks, Times};
 use crate::metrics::{self, Prefix};
+use tokio::time::Instant;
 
 /// What the workers of a set share: the durations of marks, and where their
 /// changes are counted and logged.
@@ -9,8 +10,30 @@ pub(crate) struct Shared {
     pub(crate) times: Times,
     pub(crate) model: Box<str>,
     pub(crate) prefix: Prefix,
-    marked: [::metrics::Counter; 4],
-    excluded: [::metrics::Gauge; 4],
+    marked: [::metrics::Counter; 5],
+    excluded: [::metrics::Gauge; 5],
+}
+
+/// A change of a worker's marks, to be counted and logged.
+pub(crate) struct Transition {
+    old: u64,
+    new: u64,
+    /// It has a connection.
+    live: bool,
+    /// What the worker has come to.
+    marks: Marks,
+}
+
+impl Transition {
+    pub(crate) fn new(old: u64, new: u64, live: bool, marks: &Marks) -> Self {
+        let marks = marks.clone();
+        Self {
+            old,
+            new,
+            live,
+            marks,
+        }
+    }
 }
 
 impl Shared {
@@ -25,8 +48,8 @@ impl Shared {
         }
     }
 
-    /// The bits of a worker changed; `live` if it has a connection.
-    pub(crate) fn transition(&self, worker: &str, old: u64, new: u64, live: bool) {
+    pub(crate) fn transition(&self, worker: &str, transition: &Transition) {
+        let (old, new) = (transition.old, transition.new);
         for mark in Mark::ALL {
             let (was, is) = (old & mark.bit() != 0, new & mark.bit() != 0);
             if was == is {
@@ -35,19 +58,51 @@ impl Shared {
             if is {
                 self.marked[mark as usize].increment(1);
             }
-            if live {
+            if transition.live {
                 self.count(mark, is);
             }
-            let (model, mark) = (&*self.model, mark.as_str());
+            self.log(worker, mark, is, &transition.marks);
+        }
+    }
+
+    fn log(&self, worker: &str, mark: Mark, on: bool, marks: &Marks) {
+        let model = &*self.model;
+        let until_ms = || {
+            let left = marks.end(mark)?.checked_duration_since(Instant::now())?;
+            u64::try_from(left.as_millis()).ok()
+        };
+        let until_ms = if on { until_ms() } else { None };
+        let (in_a_row, of_last_32) = marks.failures();
+        let mark_name = mark.as_str();
+        match mark {
+            Mark::Failing => tracing::info!(
+                model,
+                worker,
+                mark = mark_name,
+                on,
+                until_ms,
+                in_a_row,
+                of_last_32,
+                "worker mark changed"
+            ),
+            Mark::Unreachable | Mark::Draining => tracing::info!(
+                model,
+                worker,
+                mark = mark_name,
+                on,
+                until_ms,
+                "worker mark changed"
+            ),
             // Under overload leases come and go with the requests; and whoever
             // judges the load knows the numbers, and has logged them.
-            if new & (Mark::Unreachable.bit() | Mark::Draining.bit())
-                != old & (Mark::Unreachable.bit() | Mark::Draining.bit())
-            {
-                tracing::info!(model, worker, mark, on = is, "worker mark changed");
-            } else {
-                tracing::debug!(model, worker, mark, on = is, "worker mark changed");
-            }
+            Mark::Busy | Mark::Leased => tracing::debug!(
+                model,
+                worker,
+                mark = mark_name,
+                on,
+                until_ms,
+                "worker mark changed"
+            ),
         }
     }
 

@@ -8,10 +8,13 @@
 //! its waker, so no change falls between.
 
 use super::{
-    marks::{EXCLUDED, Mark, Marks, Outlook, Probe, SUSPECT, Standing},
-    shared::Shared,
+    marks::{Mark, Marks, Outlook, SUSPECT, Standing, TROUBLED, Times, Witness},
+    probation::Probe,
+    seat::Seat,
+    shared::{Shared, Transition},
 };
 use crate::{
+    random,
     sync::{Arc, AtomicU64, Mutex, Ordering, lock},
     unwind::FirstPanic,
 };
@@ -19,7 +22,7 @@ use std::{fmt, sync, task::Waker, time::Duration};
 use tokio::time::Instant;
 
 /// A connection here, or all, are of a worker that has left.
-const RETIRED: u64 = 1 << 5;
+const RETIRED: u64 = 1 << 7;
 
 /// Follows where a worker stands, for one membership.
 pub(crate) trait Watch: Send + Sync {
@@ -52,6 +55,8 @@ pub(crate) struct WorkerState {
 #[derive(Default)]
 struct State {
     marks: Marks,
+    /// Since when each mark is on.
+    since: [Option<Instant>; 5],
     seats: Vec<Seated>,
     next_seat: SeatId,
     /// No connection is seated here any more, and none will be.
@@ -100,6 +105,11 @@ impl WorkerState {
         self.word.load(Ordering::Acquire) == 0
     }
 
+    /// Whether anything is held against it by its requests.
+    pub(crate) fn is_troubled(&self) -> bool {
+        self.has(Mark::Unreachable.bit() | Mark::Failing.bit() | SUSPECT | TROUBLED)
+    }
+
     #[inline]
     fn has(&self, bits: u64) -> bool {
         self.word.load(Ordering::Acquire) & bits != 0
@@ -141,7 +151,7 @@ impl WorkerState {
         let (new, is) = (state.marks.bits(), state.marks.outlook());
         let mut effects = Effects::default();
         // An end that moved to later is found when the earlier one comes.
-        let moved = was.standing != is.standing || is.changes_before(was);
+        let moved = was.stands != is.stands || is.changes_before(was);
         if moved {
             for seat in state.seats.iter().filter(|seat| !seat.retired) {
                 seat.watch.moved(Some(was), Some(is));
@@ -149,7 +159,8 @@ impl WorkerState {
         }
         if old != new {
             let live = state.seats.iter().any(|seat| !seat.retired);
-            effects.transition = Some((old, new, live));
+            effects.transition = Some(Transition::new(old, new, live, &state.marks));
+            state.remember(old, new);
             self.publish(state);
         }
         // Those who sleep until the old end have to know, and those who
@@ -169,8 +180,8 @@ impl WorkerState {
 
     /// Logs, counts and wakes; the lock is free.
     pub(crate) fn finish(&self, effects: Effects) {
-        if let Some((old, new, live)) = effects.transition {
-            self.shared.transition(&self.label, old, new, live);
+        if let Some(transition) = &effects.transition {
+            self.shared.transition(&self.label, transition);
         }
         if let Some((bits, live)) = effects.live {
             self.shared.live(bits, live);
@@ -241,14 +252,20 @@ impl WorkerState {
     }
 
     /// Leaves `waker` in the seat if it has to wait.
-    pub(crate) fn check(&self, seat: SeatId, now: Instant, waker: &Waker) -> Check {
+    pub(crate) fn check(
+        &self,
+        seat: SeatId,
+        ignores_failing: bool,
+        now: Instant,
+        waker: &Waker,
+    ) -> Check {
         let mut state = lock(&self.state);
         if state.seated(seat).is_none() {
             return Check::Parked(None);
         }
         let ((), mut effects) = self.apply(&mut state, |marks| marks.expire(now));
         let outlook = state.marks.outlook();
-        let (check, old) = if outlook.standing.is_open() {
+        let (check, old) = if outlook.stands.at(ignores_failing).is_open() {
             (Check::Open, None)
         } else {
             (Check::Parked(outlook.until), state.park(seat, waker))
@@ -263,22 +280,32 @@ impl WorkerState {
     /// Leaves `waker` in the seat of one that waits for its own
     /// service, so that a mark gets its attention. Whether it may go on
     /// waiting: not if a mark has come in between.
-    pub(crate) fn watch(&self, seat: SeatId, waker: &Waker) -> bool {
+    pub(crate) fn watch(&self, seat: SeatId, ignores_failing: bool, waker: &Waker) -> bool {
         let mut state = lock(&self.state);
-        let is_open = state.marks.outlook().standing.is_open() && state.seated(seat).is_some();
+        let stands = state.marks.outlook().stands;
+        let is_open = stands.at(ignores_failing).is_open() && state.seated(seat).is_some();
         let old = is_open.then(|| state.park(seat, waker));
         drop(state);
         drop(old);
         is_open
     }
 
-    pub(crate) fn set_busy(&self, until: Option<Instant>) -> Result<(), Retired> {
-        self.change(|marks| marks.set_busy(Some(until)))
+    /// Marks the worker busy, by news of it or by what was known.
+    pub(crate) fn set_busy(&self, until: Option<Instant>, is_news: bool) -> Result<(), Retired> {
+        let probe_after = self.shared.times.probe_after;
+        let ask_at = probe_after.map(|after| Instant::now() + jittered(after));
+        self.change(|marks| {
+            if is_news {
+                marks.set_busy(until, ask_at);
+            } else {
+                marks.keep_busy(until, ask_at);
+            }
+        })
     }
 
     pub(crate) fn clear_busy(&self) -> Result<(), Retired> {
         if self.has(Mark::Busy.bit() | RETIRED) {
-            self.change(|marks| marks.set_busy(None))
+            self.change(Marks::clear_busy)
         } else {
             Ok(())
         }
@@ -294,23 +321,47 @@ impl WorkerState {
 
     /// A request was refused, said by one that has no connection.
     pub(crate) fn leased(&self, named: Option<Duration>) -> Result<(), Retired> {
+        let witness = Witness {
+            completed_since: false,
+            idle: false,
+        };
+        self.say(|marks, now, times| marks.refused(now, named, witness, times))
+    }
+
+    /// What one that has no connection says of the worker.
+    pub(crate) fn say<R>(
+        &self,
+        what: impl FnOnce(&mut Marks, Instant, &Times) -> R,
+    ) -> Result<R, Retired> {
         let times = &self.shared.times;
         self.change(|marks| {
             let now = Instant::now();
             marks.expire(now);
-            marks.refused(now, named, times);
+            what(marks, now, times)
         })
     }
 
-    /// A request was refused, and with it perhaps only this one.
-    pub(crate) fn refused(&self, seat: SeatId, named: Option<Duration>, lease: bool) {
+    /// What a request says of the worker that it was sent to, unless that has
+    /// left.
+    fn hear<R>(
+        &self,
+        seat: SeatId,
+        what: impl FnOnce(&mut Marks, Instant, &Times) -> R,
+    ) -> Option<R> {
         let times = &self.shared.times;
         self.heard(seat, |marks| {
             let now = Instant::now();
-            marks.answered();
             marks.expire(now);
-            if lease {
-                marks.refused(now, named, times);
+            what(marks, now, times)
+        })
+    }
+
+    /// A request was refused; `None` if that says nothing about others.
+    pub(crate) fn refused(&self, seat: SeatId, named: Option<Duration>, witness: Option<Witness>) {
+        self.hear(seat, |marks, now, times| {
+            marks.reached();
+            if let Some(witness) = witness {
+                marks.refused(now, named, witness, times);
             }
         });
     }
@@ -322,21 +373,36 @@ impl WorkerState {
     }
 
     /// A connection failed before any byte of a response.
-    pub(crate) fn failed(&self, seat: SeatId) {
-        let times = &self.shared.times;
-        self.heard(seat, |marks| {
-            let now = Instant::now();
-            marks.expire(now);
-            marks.failed(now, times);
-        });
+    pub(crate) fn failed_to_connect(&self, seat: SeatId) {
+        self.hear(seat, Marks::failed_to_connect);
+    }
+
+    /// A request failed after `took`. Returns until when it counts as load.
+    pub(crate) fn failed(&self, seat: SeatId, took: Option<Duration>) -> Option<Instant> {
+        self.hear(seat, |marks, now, times| {
+            now + marks.failed(now, took, times)
+        })
     }
 
     /// The worker answered something that is no refusal.
     #[inline]
     pub(crate) fn answered(&self, seat: SeatId) {
         if self.has(Mark::Unreachable.bit() | SUSPECT) {
-            self.heard(seat, Marks::answered);
+            self.heard(seat, Marks::reached);
         }
+    }
+
+    /// It answered well.
+    #[inline]
+    pub(crate) fn succeeded(&self, seat: SeatId) {
+        if self.has(Mark::Failing.bit() | SUSPECT | TROUBLED) {
+            self.heard(seat, Marks::succeeded);
+        }
+    }
+
+    /// A good answer took so long in all.
+    pub(crate) fn took(&self, seat: SeatId, took: Duration) {
+        self.heard(seat, |marks| marks.took(took));
     }
 
     /// A response that was no refusal has ended.
@@ -352,43 +418,46 @@ impl WorkerState {
         let _ = self.change(Marks::completed);
     }
 
-    /// A request leaves; `Some` if it is a probe, whose end the caller reports.
+    /// A request leaves, whatever the marks say.
     #[inline]
-    pub(crate) fn dispatched(&self, seat: SeatId) -> Option<Probe> {
-        if self.has(SUSPECT) {
-            let times = &self.shared.times;
-            self.heard(seat, |marks| marks.dispatched(Instant::now(), times))?
-        } else {
-            None
+    pub(crate) fn dispatched(&self, seat: SeatId) -> Claim {
+        if self.is_open() {
+            return Claim::OPEN;
         }
+        let claim = self.hear(seat, |marks, now, times| Claim::Open {
+            probe: marks.dispatched(now, times),
+            since: Some(now),
+        });
+        claim.unwrap_or(Claim::OPEN)
     }
 
     /// Whether a request may leave now; on probation it is the probe, whose
     /// end the caller reports.
     #[inline]
-    pub(crate) fn claim(&self, seat: SeatId) -> Claim {
+    pub(crate) fn claim(&self, seat: &Seat) -> Claim {
         if self.is_open() {
-            return Claim::Open;
+            return Claim::OPEN;
         }
         self.claim_marked(seat)
     }
 
     #[cold]
-    fn claim_marked(&self, seat: SeatId) -> Claim {
-        let times = &self.shared.times;
-        let probe = self.heard(seat, |marks| {
-            let now = Instant::now();
-            marks.expire(now);
-            match marks.outlook().standing {
-                Standing::Open => Claim::Open,
-                Standing::Suspect => match marks.dispatched(now, times) {
-                    Some(probe) => Claim::Probe(probe),
-                    None => Claim::Closed,
+    fn claim_marked(&self, seat: &Seat) -> Claim {
+        let ignores_failing = seat.ignores_failing();
+        let is_alone = seat.in_flight() <= 1;
+        let claim = self.hear(seat.id(), |marks, now, times| {
+            if !is_alone {
+                marks.at_work(now, times);
+            }
+            match marks.outlook().stands.at(ignores_failing) {
+                Standing::Open | Standing::Suspect => Claim::Open {
+                    probe: marks.dispatched(now, times),
+                    since: Some(now),
                 },
                 Standing::Held | Standing::Shed | Standing::Unusable => Claim::Closed,
             }
         });
-        probe.unwrap_or(Claim::Closed)
+        claim.unwrap_or(Claim::Closed)
     }
 
     /// Whether a mark keeps requests away, or the worker has left. Probation
@@ -396,9 +465,10 @@ impl WorkerState {
     ///
     /// Under the lock, for those who are about to wait: a change that is not
     /// seen here comes after it, and finds them.
-    pub(crate) fn is_excluded(&self, seat: SeatId) -> bool {
+    pub(crate) fn is_excluded(&self, seat: SeatId, ignores_failing: bool) -> bool {
         let mut state = lock(&self.state);
-        state.marks.bits() & EXCLUDED != 0 || state.seated(seat).is_none()
+        let stands = state.marks.outlook().stands.at(ignores_failing);
+        matches!(stands, Standing::Shed | Standing::Unusable) || state.seated(seat).is_none()
     }
 
     pub(crate) fn probe_abandoned(&self, seat: SeatId, probe: Probe) {
@@ -415,11 +485,13 @@ impl WorkerState {
         ended.ok().flatten()
     }
 
-    /// The marks as they are at `now`.
-    pub(crate) fn marks_at(&self, now: Instant) -> Marks {
-        let mut marks = lock(&self.state).marks.clone();
+    /// The marks as they are at `now`, and since when each is on.
+    pub(crate) fn marks_at(&self, now: Instant) -> (Marks, [Option<Instant>; 5]) {
+        let state = lock(&self.state);
+        let (mut marks, since) = (state.marks.clone(), state.since);
+        drop(state);
         marks.expire(now);
-        marks
+        (marks, since)
     }
 
     /// Whether nobody needs the worker at `now`: no connection, no mark. If so it
@@ -495,7 +567,25 @@ impl fmt::Debug for WorkerState {
     }
 }
 
+/// Up to a quarter longer, so that what began together is not asked together.
+fn jittered(duration: Duration) -> Duration {
+    duration + duration / 4 * random::below(1 << 16) / (1 << 16)
+}
+
 impl State {
+    /// Keeps since when the marks are on.
+    fn remember(&mut self, old: u64, new: u64) {
+        let now = Instant::now();
+        for mark in Mark::ALL {
+            let since = &mut self.since[mark as usize];
+            match (old & mark.bit() != 0, new & mark.bit() != 0) {
+                (false, true) => *since = Some(now),
+                (true, false) => *since = None,
+                _ => {}
+            }
+        }
+    }
+
     /// A number that no seat has.
     fn free_seat(&mut self) -> SeatId {
         loop {
@@ -527,7 +617,7 @@ impl State {
 #[derive(Default)]
 #[must_use]
 pub(crate) struct Effects {
-    transition: Option<(u64, u64, bool)>,
+    transition: Option<Transition>,
     live: Option<(u64, bool)>,
     first: Option<Wake>,
     rest: Vec<Wake>,
@@ -538,9 +628,20 @@ type Wake = (Option<Waker>, sync::Arc<dyn Watch>);
 /// What [`WorkerState::claim`] says.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    Open,
-    Probe(Probe),
+    Open {
+        /// Others wait for its outcome.
+        probe: Option<Probe>,
+        /// When it left, if that is asked for.
+        since: Option<Instant>,
+    },
     Closed,
+}
+
+impl Claim {
+    const OPEN: Self = Self::Open {
+        probe: None,
+        since: None,
+    };
 }
 
 impl Effects {

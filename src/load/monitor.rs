@@ -144,6 +144,9 @@ struct Held {
     is: Moment,
     /// What it is to be set to; `None` if it is to be dropped.
     wanted: Option<Moment>,
+    /// The news of the worker that it was last set by, and is to be set by.
+    news: u64,
+    wanted_news: u64,
 }
 
 struct Worker {
@@ -156,6 +159,8 @@ struct Worker {
     ranks: Few<Rank>,
     seats: Few<Seat>,
     signals: Signals,
+    /// Counts the reports in which a count was another one than before.
+    news: u64,
 }
 
 struct Rank {
@@ -403,6 +408,11 @@ impl<K> Outcome<K> {
 }
 
 impl Worker {
+    fn is_busy(&self) -> bool {
+        let mut seats = self.seats.iter();
+        seats.any(|seat| seat.busy_until != Moment::NEVER)
+    }
+
     /// Lets every model of the worker judge it. Returns whether a mark has
     /// to change.
     fn judge<K: Clone>(
@@ -551,17 +561,22 @@ impl<K: WorkerId> State<K> {
             .binary_search_by_key(&event.dp_rank, |rank| rank.dp_rank)
             .map_err(|_| DropReason::UndeclaredRank)?;
         let rank = &mut worker.ranks[rank];
+        let before = rank.load.last_reported();
         rank.load.report(event, at.good_until);
+        let is_news = before != rank.load.last_reported();
         // Under the lock, so that a gauge never goes back to an older value.
         rank.gauges.report(event);
         worker.signals.report(event);
+        worker.news = worker.news.wrapping_add(u64::from(is_news));
         worker.publish_counts(at.good_until);
         if at.changes != self.seen_changes {
             self.judge_all(at, outcome);
             return Ok(false);
         }
         let transitions = &mut outcome.transitions;
-        Ok(worker.judge(&event.worker, &mut self.models, at.now, transitions))
+        let has_changed = worker.judge(&event.worker, &mut self.models, at.now, transitions);
+        // The mark is to know that the worker says something new.
+        Ok(has_changed || (is_news && worker.is_busy()))
     }
 
     /// Puts the stored thresholds into effect and judges every worker.
@@ -585,17 +600,18 @@ impl Entry {
     /// Plans how the marks, which the caller has taken out, get to what they
     /// should be. `false` if they are.
     fn plan<K: WorkerId>(&self, key: &K, models: &Models<K>, marks: &mut Vec<Held>) -> bool {
-        let seats = self
-            .worker
-            .as_ref()
-            .map_or(&[][..], |worker| &*worker.seats);
+        let worker = self.worker.as_ref();
+        let seats = worker.map_or(&[][..], |worker| &*worker.seats);
+        let news = worker.map_or(0, |worker| worker.news);
         let mut change = false;
         let mut gone = false;
         for held in &mut *marks {
             let seat = seats.iter().find(|seat| seat.model == held.model);
             held.wanted = seat.map(|seat| seat.busy_until);
+            held.wanted_news = news;
             gone |= seat.is_none();
             change |= held.wanted != Some(held.is);
+            change |= held.is != Moment::NEVER && held.news != news;
         }
         if gone {
             // Those first, before another one is made for the same worker.
@@ -613,6 +629,8 @@ impl Entry {
                     mark: model.set.busy_mark(key.clone()),
                     is: Moment::NEVER,
                     wanted: Some(seat.busy_until),
+                    news: news.wrapping_sub(1),
+                    wanted_news: news,
                 });
             }
         }
@@ -712,12 +730,18 @@ fn apply(marks: &mut Vec<Held>, clock: &Clock, panic: &mut FirstPanic) {
             continue;
         };
         at += 1;
-        if mem::replace(&mut held.is, wanted) != wanted {
-            panic.catch(|| match wanted {
-                Moment::NEVER => held.mark.clear(),
-                busy_until => held.mark.set(clock.instant(busy_until)),
-            });
-        }
+        let was = mem::replace(&mut held.is, wanted);
+        let is_news = mem::replace(&mut held.news, held.wanted_news) != held.wanted_news;
+        panic.catch(|| match wanted {
+            Moment::NEVER if was != wanted => held.mark.clear(),
+            Moment::NEVER => {}
+            // A mark that has fallen by its time is another one.
+            busy_until if is_news || was == Moment::NEVER => {
+                held.mark.set(clock.instant(busy_until));
+            }
+            busy_until if was != wanted => held.mark.keep(clock.instant(busy_until)),
+            _ => {}
+        });
     }
 }
 
@@ -947,6 +971,7 @@ impl<K: WorkerId> WorkerMonitor<K> {
                 })
                 .collect(),
             signals: Signals::default(),
+            news: 0,
         };
         let worker = match &mut entry.worker {
             Some(worker) => {

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     BusySet,
-    busy::{Carry, InExtensions, RefusalPolicy},
+    busy::{Carry, InExtensions, JudgeBody, RefusalPolicy},
     completion::CompleteOnBody,
     load::WorkerLoad,
 };
@@ -33,7 +33,7 @@ use tower::discover::Discover;
 ///     .build(changes);
 /// ```
 #[must_use]
-pub struct WorkerPoolBuilder<K, Req, P = RefusalPolicy, C = CompleteOnBody> {
+pub struct WorkerPoolBuilder<K, Req, P = RefusalPolicy, C = CompleteOnBody<JudgeBody>> {
     options: Options<K, Req, P, C>,
 }
 
@@ -47,7 +47,7 @@ impl<K, Req> WorkerPoolBuilder<K, Req> {
             options: Options {
                 set,
                 policy: RefusalPolicy::new(),
-                completion: CompleteOnBody::new(),
+                completion: CompleteOnBody::observing(JudgeBody),
                 pick: None,
                 load: None,
                 weight: None,

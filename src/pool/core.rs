@@ -301,7 +301,7 @@ where
         let facts = |position| {
             let row = self.rows.at(position)?;
             let facts = self.rows.facts(row)?;
-            Some((row, facts.in_flight.get(), facts.weight()))
+            Some((row, facts.load(), facts.weight()))
         };
         two_of(open, facts)
     }
@@ -404,7 +404,7 @@ impl<D: Discover, Req, P, C> Table<Req> for Core<D, Req, P, C> {
 
     fn facts(&self, position: u32) -> Option<(u64, u64, u64)> {
         let facts = self.rows.facts(self.rows.at(position)?)?;
-        Some((facts.in_flight.get(), facts.weight(), facts.key()))
+        Some((facts.load(), facts.weight(), facts.key()))
     }
 }
 

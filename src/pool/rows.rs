@@ -9,7 +9,8 @@
 
 use super::grow::Grow;
 use crate::{
-    busy::{self, InFlight, Members, Notifier, Outlook, Standing, Watch},
+    busy::{self, InFlight, Members, Notifier, Outlook, Standing, Stands, Watch},
+    random::below,
     sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock},
 };
 use std::{cmp::Reverse, collections::BinaryHeap, sync, time::Duration};
@@ -34,6 +35,8 @@ pub(super) struct Rows {
 #[repr(align(32))]
 pub(super) struct Facts {
     pub(super) in_flight: InFlight,
+    /// Load that it is taken to have beside that.
+    handicap: AtomicU64,
     weight: AtomicU64,
     key: AtomicU64,
 }
@@ -42,6 +45,7 @@ impl Default for Facts {
     fn default() -> Self {
         Self {
             in_flight: InFlight::new(),
+            handicap: AtomicU64::new(0),
             weight: AtomicU64::new(1),
             key: AtomicU64::new(0),
         }
@@ -49,6 +53,12 @@ impl Default for Facts {
 }
 
 impl Facts {
+    /// The requests in flight, and those that count as such.
+    #[inline]
+    pub(super) fn load(&self) -> u64 {
+        self.in_flight.get() + self.handicap.load(Ordering::Relaxed)
+    }
+
     /// How much of the load the worker takes, in relation to the others.
     #[inline]
     pub(super) fn weight(&self) -> u64 {
@@ -69,19 +79,39 @@ struct Table {
     /// When the marks of which rows end, in nanoseconds since the start. At
     /// most one entry a row counts: that of the time it is armed for.
     ends: BinaryHeap<Reverse<(u64, u32)>>,
+    /// When handicaps end, of which rows, and of which of their workers.
+    handicaps: BinaryHeap<Reverse<(u64, u32, u32)>>,
+    /// Most workers are failing, and get requests all the same.
+    ignores_failing: bool,
 }
 
 /// Small, because a mark that flips reads two of them.
 struct Row {
     /// As what it is counted.
-    counted: Option<Standing>,
+    counted: Option<Stands>,
     /// Where the worker stands; `None` while it is no member.
-    standing: Option<Standing>,
+    stands: Option<Stands>,
     full: bool,
+    /// It has been open, and lost no connection since.
+    is_settled: bool,
+    /// The handicaps that it has, and of how many workers it was the row.
+    handicaps: u32,
+    workers: u32,
     position: u32,
     /// In nanoseconds since the start, or [`NEVER`].
     armed: u64,
 }
+
+/// As many others are asked how loaded they are.
+const SAMPLE: u32 = 16;
+
+/// A worker has no more handicaps at once.
+const MOST_HANDICAPS: u32 = 1024;
+
+/// How long a worker that has come, or come back, is spared the load that the
+/// others have: until then it counts as if it had more and more of its own
+/// requests, and less and less of theirs.
+const SLOW_START: Duration = Duration::from_secs(1);
 
 /// Nothing ends by itself.
 const NEVER: u64 = u64::MAX;
@@ -136,8 +166,11 @@ impl Rows {
             let row = table.rows.len() as u32;
             table.rows.push(Row {
                 counted: None,
-                standing: None,
+                stands: None,
                 full: false,
+                is_settled: false,
+                handicaps: 0,
+                workers: 0,
                 position: row,
                 armed: NEVER,
             });
@@ -165,6 +198,7 @@ impl Rows {
     pub(super) fn take_due(&self, now: Instant) -> Vec<u32> {
         let now = self.nanos(now);
         let mut table = lock(&self.table);
+        self.end_handicaps(&mut table, now);
         let mut due = Vec::new();
         while let Some(Reverse((end, row))) = table.ends.peek().copied() {
             if end > now {
@@ -202,36 +236,72 @@ impl Rows {
     }
 
     fn publish_next_end(&self, table: &Table) {
-        let next = table.ends.peek().map_or(NEVER, |Reverse((end, _))| *end);
-        self.next_end.store(next, Ordering::Release);
+        let mark = table.ends.peek().map_or(NEVER, |Reverse((end, _))| *end);
+        let handicap = table.handicaps.peek();
+        let handicap = handicap.map_or(NEVER, |Reverse((end, ..))| *end);
+        self.next_end.store(mark.min(handicap), Ordering::Release);
     }
 
     /// The worker of a row stands elsewhere.
     fn moved(&self, row: u32, to: Option<Outlook>) {
         let mut table = lock(&self.table);
-        table.rows[row as usize].standing = to.map(|outlook| outlook.standing);
+        table.rows[row as usize].stands = to.map(|outlook| outlook.stands);
         if let Some(until) = to.and_then(|outlook| outlook.until) {
             if table.arm(row, self.nanos(until)) {
                 self.publish_next_end(&table);
             }
         }
         self.recount(&mut table, row);
+        let ignores_failing = self.members.ignores_failing();
+        if table.ignores_failing != ignores_failing {
+            self.turn(&mut table, ignores_failing);
+        }
+    }
+
+    /// The *failing* mark is ignored from here on, or honoured again.
+    #[cold]
+    fn turn(&self, table: &mut Table, ignores_failing: bool) {
+        let was = std::mem::replace(&mut table.ignores_failing, ignores_failing);
+        for row in 0..table.rows.len() as u32 {
+            let stands = table.rows[row as usize].counted;
+            let standing = |ignoring| stands.map(|stands| stands.at(ignoring));
+            self.place(table, row, standing(was), standing(ignores_failing));
+        }
     }
 
     /// Counts a row as what it is now, and keeps the open ones together.
     fn recount(&self, table: &mut Table, row: u32) {
         let this = &mut table.rows[row as usize];
-        let is = this.standing.map(|standing| match standing {
-            Standing::Open if this.full => Standing::Shed,
+        let full = this.full;
+        let standing = |standing| match standing {
+            Standing::Open if full => Standing::Shed,
             // It cannot be probed.
-            Standing::Suspect if this.full => Standing::Unusable,
+            Standing::Suspect if full => Standing::Unusable,
             standing => standing,
+        };
+        let is = this.stands.map(|stands| Stands {
+            honoured: standing(stands.honoured),
+            ignored: standing(stands.ignored),
+            ..stands
         });
         let was = std::mem::replace(&mut this.counted, is);
         if was == is {
             return;
         }
+        let ignoring = table.ignores_failing;
+        let standing = |stands: Option<Stands>| stands.map(|stands| stands.at(ignoring));
+        self.place(table, row, standing(was), standing(is));
+        self.members.count(was, is);
+    }
+
+    /// Puts a row to the open ones, or to the others.
+    fn place(&self, table: &mut Table, row: u32, was: Option<Standing>, is: Option<Standing>) {
         let is_open = |standing: Option<Standing>| standing.is_some_and(Standing::is_open);
+        if is == Some(Standing::Open) {
+            self.start_slowly(table, row);
+        } else if matches!(is, None | Some(Standing::Unusable | Standing::Held)) {
+            table.rows[row as usize].is_settled = false;
+        }
         let open = self.open.load(Ordering::Relaxed);
         match (is_open(was), is_open(is)) {
             (false, true) => {
@@ -244,7 +314,65 @@ impl Rows {
             }
             _ => {}
         }
-        self.members.count(was, is);
+    }
+
+    /// Has a worker that has come, or come back, count as loaded as the others
+    /// are, and less so with the time.
+    fn start_slowly(&self, table: &mut Table, row: u32) {
+        if std::mem::replace(&mut table.rows[row as usize].is_settled, true) {
+            return;
+        }
+        let open = self.open();
+        let positions = open.min(SAMPLE);
+        if positions == 0 {
+            return;
+        }
+        let start = below(open);
+        let others = (0..positions).filter_map(|n| self.at((start + n) % open));
+        let others = others.filter(|other| *other != row);
+        let loads = others.filter_map(|other| Some(self.facts(other)?.in_flight.get()));
+        let (count, sum) = loads.fold((0, 0), |(count, sum), load| (count + 1, sum + load));
+        let Some(mean) = u64::checked_div(sum, count) else {
+            return;
+        };
+        let own = self.facts(row).map_or(0, Facts::load);
+        let missing = mean
+            .saturating_sub(own)
+            .min(u64::from(MOST_HANDICAPS)) as u32;
+        let now = Instant::now();
+        for n in 1..=missing {
+            self.add_handicap(table, row, now + SLOW_START * n / missing);
+        }
+    }
+
+    fn add_handicap(&self, table: &mut Table, row: u32, until: Instant) {
+        let until = self.nanos(until);
+        let this = &mut table.rows[row as usize];
+        let Some(facts) = self.facts.get(row).filter(|_| this.handicaps < MOST_HANDICAPS) else {
+            return;
+        };
+        this.handicaps += 1;
+        facts.handicap.fetch_add(1, Ordering::Relaxed);
+        let workers = this.workers;
+        table.handicaps.push(Reverse((until, row, workers)));
+        self.publish_next_end(table);
+    }
+
+    /// Takes back the handicaps that have ended.
+    fn end_handicaps(&self, table: &mut Table, now: u64) {
+        while let Some(Reverse((end, row, workers))) = table.handicaps.peek().copied() {
+            if end > now {
+                break;
+            }
+            table.handicaps.pop();
+            let this = &mut table.rows[row as usize];
+            if this.workers == workers {
+                this.handicaps -= 1;
+                if let Some(facts) = self.facts.get(row) {
+                    facts.handicap.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        }
     }
 
     /// Has a row change places with the one at a position.
@@ -279,8 +407,27 @@ impl busy::Rows for Rows {
 
     fn vacated(&self, row: u32) {
         let mut table = lock(&self.table);
-        table.rows[row as usize].full = false;
+        let this = &mut table.rows[row as usize];
+        this.full = false;
+        this.is_settled = false;
+        this.handicaps = 0;
+        this.workers = this.workers.wrapping_add(1);
+        if let Some(facts) = self.facts(row) {
+            facts.handicap.store(0, Ordering::Relaxed);
+        }
         table.free.push(row);
+    }
+
+    fn ignores_failing(&self) -> bool {
+        self.members.ignores_failing()
+    }
+
+    fn handicap(&self, row: u32, until: Instant) {
+        if until <= Instant::now() {
+            return;
+        }
+        let mut table = lock(&self.table);
+        self.add_handicap(&mut table, row, until);
     }
 }
 
@@ -342,6 +489,11 @@ impl RowWatch {
         let facts = self.rows.facts(self.row);
         facts.map_or(0, |facts| facts.in_flight.get())
     }
+
+    /// The requests in flight, and those that count as such.
+    pub(super) fn load(&self) -> u64 {
+        self.rows.facts(self.row).map_or(0, Facts::load)
+    }
 }
 
 impl Watch for RowWatch {
@@ -365,7 +517,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn outlook(standing: Standing, until: Option<Instant>) -> Option<Outlook> {
-        Some(Outlook { standing, until })
+        let stands = Stands::both(standing);
+        Some(Outlook { stands, until })
     }
 
     fn open(rows: &Rows) -> BTreeSet<u32> {

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     BoxError, BusySet, WorkerId,
-    busy::{Classify, Completion, Members, RefusalPolicy},
+    busy::{Classify, Completion, JudgeBody, Members, RefusalPolicy},
     completion::CompleteOnBody,
 };
 use http::Request;
@@ -30,7 +30,7 @@ use tower_service::Service;
 ///
 /// The pool ends with its last clone. Requests on their way go on, and those
 /// that wait as well.
-pub struct WorkerPool<D: Discover, Req, P = RefusalPolicy, C = CompleteOnBody> {
+pub struct WorkerPool<D: Discover, Req, P = RefusalPolicy, C = CompleteOnBody<JudgeBody>> {
     core: Arc<Core<D, Req, P, C>>,
 }
 

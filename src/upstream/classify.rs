@@ -14,7 +14,10 @@ pub(crate) fn of_fault(error: &(dyn Error + 'static)) -> Option<busy::Fault> {
     Some(match Fault::find_in(error)?.kind() {
         FaultKind::NotConnected | FaultKind::Limit(Limit::Connect) => busy::Fault::Unreachable,
         FaultKind::LostFresh => busy::Fault::Lost,
-        _ => busy::Fault::Other,
+        FaultKind::Limit(_) | FaultKind::Reset | FaultKind::Malformed | FaultKind::Broken => {
+            busy::Fault::Failed
+        }
+        FaultKind::LostReused | FaultKind::Request => busy::Fault::Other,
     })
 }
 
@@ -40,7 +43,8 @@ pub(crate) fn of_hyper(error: &(dyn Error + 'static)) -> Option<busy::Fault> {
     let error = find::<hyper::Error>(error)?;
     match Loss::of(error) {
         Loss::Connection { .. } => Some(busy::Fault::Lost),
-        Loss::Request | Loss::Stream | Loss::Malformed => Some(busy::Fault::Other),
+        Loss::Stream | Loss::Malformed => Some(busy::Fault::Failed),
+        Loss::Request => Some(busy::Fault::Other),
         Loss::Unknown => None,
     }
 }

@@ -6,6 +6,7 @@ use crate::{
     BoxError, WorkerId,
     busy::{
         members::Members,
+        attempt::JudgeBody,
         policy::RefusalPolicy,
         set::BusySet,
         worker::{SeatId, WorkerState},
@@ -38,7 +39,7 @@ pin_project! {
     /// endpoint gets nothing more, and the new one starts without its lease
     /// and its failures. So a discovery must not insert again for a mere
     /// change of configuration.
-    pub struct BusyDiscover<D: Discover, P = RefusalPolicy, C = CompleteOnBody> {
+    pub struct BusyDiscover<D: Discover, P = RefusalPolicy, C = CompleteOnBody<JudgeBody>> {
         #[pin]
         discover: Option<D>,
         set: BusySet<D::Key>,
@@ -53,7 +54,7 @@ pin_project! {
 impl<D: Discover> BusyDiscover<D> {
     /// HTTP workers, with the default policy.
     pub fn new(discover: D, set: BusySet<D::Key>) -> Self {
-        Self::with(discover, set, RefusalPolicy::new(), CompleteOnBody::new())
+        Self::with(discover, set, RefusalPolicy::new(), CompleteOnBody::observing(JudgeBody))
     }
 }
 

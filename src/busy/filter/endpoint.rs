@@ -3,8 +3,9 @@
 use crate::{
     BoxError,
     busy::{
-        attempt::{Attempt, Completion, WorkerFuture},
+        attempt::{Attempt, Completion, JudgeBody, WorkerFuture},
         members::Members,
+        notify::{Notifier, Observation},
         place::Place,
         policy::Classify,
         seat::Seat,
@@ -39,13 +40,16 @@ use tower_service::Service;
 ///
 /// Without a mark, `poll_ready` costs one atomic load over the inner
 /// service's. Requests on their way are never cut.
-pub struct Endpoint<S, P, C = CompleteOnBody> {
+pub struct Endpoint<S, P, C = CompleteOnBody<JudgeBody>> {
     inner: S,
     seat: Arc<Seat>,
     policy: P,
     completion: C,
     /// Armed while the worker is excluded.
     timer: Option<Pin<Box<Sleep>>>,
+    turns: Notifier,
+    /// Wakes it while it is excluded, when failing ones are no longer.
+    turn: Option<Observation>,
 }
 
 /// The longest that an endpoint sleeps at once.
@@ -60,13 +64,15 @@ impl<S, P, C> Endpoint<S, P, C> {
         completion: C,
     ) -> Self {
         let watch: sync::Arc<dyn Watch> = sync::Arc::new(members.clone());
-        let seat = Seat::uncounted(place.attach(&watch));
+        let seat = Seat::alone(place.attach(&watch), members.clone());
         Self {
             inner,
             seat: Arc::new(seat),
             policy,
             completion,
             timer: None,
+            turns: members.turns().clone(),
+            turn: None,
         }
     }
 
@@ -87,9 +93,15 @@ impl<S, P, C> Endpoint<S, P, C> {
     fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             let now = Instant::now();
-            match self.seat.worker().check(self.seat.id(), now, cx.waker()) {
+            // Before it looks: a turn that comes later finds it.
+            let turn = self.turn.get_or_insert_with(|| self.turns.observe());
+            turn.register(cx.waker());
+            let (seat, worker) = (&self.seat, self.seat.worker());
+            let ignores_failing = seat.ignores_failing();
+            match worker.check(seat.id(), ignores_failing, now, cx.waker()) {
                 Check::Open => {
                     self.timer = None;
+                    self.turn = None;
                     return Poll::Ready(());
                 }
                 Check::Parked(None) => {
@@ -133,7 +145,9 @@ where
             let ready = self.inner.poll_ready(cx).map_err(Into::into);
             // A mark that comes while it waits has to find it, to arm its timer.
             let seat = &self.seat;
-            if ready.is_ready() || seat.worker().watch(seat.id(), cx.waker()) {
+            let ignores_failing = seat.ignores_failing();
+            let worker = seat.worker();
+            if ready.is_ready() || worker.watch(seat.id(), ignores_failing, cx.waker()) {
                 return ready;
             }
         }
@@ -142,8 +156,7 @@ where
     fn call(&mut self, request: Req) -> Self::Future {
         let flight = Seat::enter(self.seat.clone()).expect("an endpoint has no limit");
         // The attempt is there first: whatever comes, it gives the probe up.
-        let probe = self.seat.worker().dispatched(self.seat.id());
-        let attempt = Attempt::new(flight, probe);
+        let attempt = Attempt::send(flight);
         let future = self.inner.call(request);
         WorkerFuture::new(
             future,

@@ -1,6 +1,7 @@
 //! Requests with a key in common go to the same worker, within bounds.
 
-use super::{Candidate, LeastLoaded, OpenWorkers, Pick, open::per_weight, random::mix};
+use super::{Candidate, LeastLoaded, OpenWorkers, Pick, open::per_weight};
+use crate::random::mix;
 use http::{HeaderName, Request};
 use std::fmt;
 

@@ -1,6 +1,7 @@
 //! The least loaded worker, of some or of all.
 
-use super::{Candidate, OpenWorkers, Pick, open::per_weight, random::two_below};
+use super::{Candidate, OpenWorkers, Pick, open::per_weight};
+use crate::random::two_below;
 
 /// The least loaded of `d` workers at random, or of all of them.
 ///

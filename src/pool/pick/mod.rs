@@ -32,7 +32,6 @@
 mod affinity;
 mod least;
 mod open;
-mod random;
 
 pub use self::{
     affinity::{Affinity, KeyOf, OfHeader, hash_key},

@@ -1,7 +1,6 @@
 //! What a choice sees of the workers.
 
-use super::random::below;
-use crate::{busy::Trail, pool::member::Member};
+use crate::{busy::Trail, pool::member::Member, random::below};
 use std::{fmt, sync::Arc};
 
 /// Where the open workers of a pool are.
@@ -80,8 +79,8 @@ impl<'a, Req> OpenWorkers<'a, Req> {
         }
     }
 
-    /// The requests in flight of the worker at a position, divided by its
-    /// weight; `None` as for [`get`](Self::get). Takes no lock.
+    /// The requests in flight of the worker at a position, and those that count
+    /// as such, divided by its weight; `None` as for [`get`](Self::get). Takes no lock.
     pub fn in_flight(&self, position: u32) -> Option<f64> {
         let (in_flight, weight, _) = self.facts(position)?;
         Some(per_weight(in_flight, weight))
@@ -142,7 +141,7 @@ impl<Req> Candidate<Req> {
     }
 
     fn facts(&self) -> (u64, u64, u64) {
-        (self.in_flight(), self.weight(), self.member.key)
+        (self.member.watch.load(), self.weight(), self.member.key)
     }
 }
 

@@ -12,7 +12,7 @@ thread_local! {
 
 /// SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number
 /// generators" (2014).
-pub(super) const fn mix(state: u64) -> u64 {
+pub(crate) const fn mix(state: u64) -> u64 {
     let mut z = state;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -30,14 +30,14 @@ fn next() -> u64 {
 
 /// A number below `n`, or 0 if `n` is 0.
 #[inline]
-pub(super) fn below(n: u32) -> u32 {
+pub(crate) fn below(n: u32) -> u32 {
     // The upper bits of a product: the bias is below one in 2³² / n.
     (((next() >> 32) * u64::from(n)) >> 32) as u32
 }
 
 /// Two different numbers below `n`, which is at least 2.
 #[inline]
-pub(super) fn two_below(n: u32) -> (u32, u32) {
+pub(crate) fn two_below(n: u32) -> (u32, u32) {
     let first = below(n);
     let second = below(n - 1);
     (first, if second >= first { second + 1 } else { second })
