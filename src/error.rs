@@ -1,9 +1,10 @@
-//! The two errors that overload control answers with, and how to find them.
+//! The errors that overload control answers with, and how to find them.
 //!
 //! [`ServiceOverloaded`] means *there are workers, and they have no room*: try
 //! again, soon, or elsewhere. [`Unavailable`] means *there is no path to a
 //! worker at all*. [`Unreachable`] wraps the error of a connection to one
-//! worker that failed before any byte of a response.
+//! worker that failed before any byte of a response, and [`LimitPassed`] says
+//! that a worker was waited for as long as it may take.
 //!
 //! Middleware between the place where such an error is made and the one where
 //! it is answered wraps it, so it is looked for in the whole chain:
@@ -262,6 +263,88 @@ impl Error for Unreachable {
         Some(&*self.source)
     }
 }
+
+/// A limit on the time that a worker may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Limit {
+    /// On a connection to be made: name, TCP and TLS.
+    Connect,
+    /// On the head of an answer to come.
+    Head,
+    /// From the head to the first data frame of the body.
+    FirstFrame,
+    /// On each frame of the body after that.
+    Frame,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Connect => "to connect",
+            Self::Head => "to the head of an answer",
+            Self::FirstFrame => "to the first frame of an answer",
+            Self::Frame => "to the next frame of an answer",
+        })
+    }
+}
+
+/// A worker took longer than it may.
+///
+/// Made by [`limits`](crate::limits), and for the time to connect by
+/// `HttpWorker`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitPassed {
+    limit: Limit,
+    after: Duration,
+    worker: Option<Arc<str>>,
+}
+
+impl LimitPassed {
+    /// `limit` was `after`, and it has passed.
+    pub const fn new(limit: Limit, after: Duration) -> Self {
+        Self {
+            limit,
+            after,
+            worker: None,
+        }
+    }
+
+    /// Names the worker that was waited for.
+    #[must_use]
+    pub fn with_worker(mut self, worker: impl Into<Arc<str>>) -> Self {
+        self.worker = Some(worker.into());
+        self
+    }
+
+    /// Which limit it was.
+    pub const fn limit(&self) -> Limit {
+        self.limit
+    }
+
+    /// How long the limit was.
+    pub const fn after(&self) -> Duration {
+        self.after
+    }
+
+    /// The worker that was waited for, if that is known.
+    pub fn worker(&self) -> Option<&str> {
+        self.worker.as_deref()
+    }
+
+    /// Finds the outermost `LimitPassed` in `error` and its sources; see [`find`].
+    pub fn find_in<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Self> {
+        find(error)
+    }
+}
+
+impl fmt::Display for LimitPassed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the limit {} was {:?}", self.limit, self.after)
+    }
+}
+
+impl Error for LimitPassed {}
 
 /// The longest chain that is searched. A `source()` that leads back to itself
 /// is a defect of its type, and must not hang the one who asks.

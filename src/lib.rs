@@ -21,6 +21,7 @@
 //! | [`admission`] | a worker's cap: N slots, a FIFO queue of Q, exact at every instant |
 //! | [`pool`] | one service for many workers: it chooses among those that are open, and bounds every wait |
 //! | [`busy`] | the marks of workers, and the layers that make a stock balancer honour them |
+//! | [`limits`] | how long a worker may take: to the head, to the first frame, between frames |
 //! | [`load`] | when a worker is busy, from what it reports |
 //! | [`status`] | errors become responses |
 //! | [`completion`] | a request is over when its response *body* is |
@@ -89,6 +90,7 @@ pub mod admission;
 pub mod busy;
 pub mod completion;
 pub mod error;
+pub mod limits;
 pub mod load;
 pub mod metrics;
 #[cfg(feature = "nats")]
@@ -108,7 +110,11 @@ use std::{fmt, hash::Hash};
 
 pub use admission::EngineAdmissionLayer;
 pub use busy::{BusyDiscover, BusyFilterLayer, BusySet};
-pub use error::{OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason, Unreachable};
+pub use error::{
+    Limit, LimitPassed, OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason,
+    Unreachable,
+};
+pub use limits::TimeLimitLayer;
 pub use pool::WorkerPool;
 pub use status::OverloadStatusLayer;
 

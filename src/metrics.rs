@@ -154,7 +154,7 @@ table! {
     MODEL_REJECTIONS = "frontend_model_rejection_total", Counter, ["model", "endpoint"],
         "Requests answered as overloaded, whatever status code is configured.";
     MODEL_UNAVAILABLE = "frontend_model_unavailable_total", Counter, ["model", "endpoint"],
-        "Requests answered as unavailable: no path to a worker.";
+        "Requests answered as unavailable: no path to a worker, or none that answered in time.";
     WORKER_DECODE_BLOCKS = "frontend_worker_active_decode_blocks", Gauge, ["worker_id", "dp_rank", "worker_type"],
         "KV blocks in use by decoding on a rank of a worker, as last reported; 0 once the worker is gone.";
     WORKER_PREFILL_TOKENS = "frontend_worker_active_prefill_tokens", Gauge, ["worker_id", "dp_rank", "worker_type"],

@@ -19,9 +19,9 @@ use axum::{
 use clap::Parser;
 use std::net::SocketAddr;
 use tokio::net::TcpListener;
-use tower::ServiceBuilder;
+use tower::{Layer, ServiceBuilder};
 use tower_overload::{
-    BoxError, BusySet, OverloadStatusLayer,
+    BoxError, BusySet, OverloadStatusLayer, TimeLimitLayer,
     busy::roster,
     pool::WorkerPool,
     upstream::{
@@ -51,14 +51,13 @@ async fn main() -> Result<(), BoxError> {
 
     let (workers, changes) = roster();
     for url in options.workers {
-        let worker = builder.clone().build(&url)?;
+        let limits = TimeLimitLayer::new().worker(&*url);
+        let worker = limits.layer(builder.clone().build(&url)?);
         workers.insert(url, worker);
     }
     let pool = WorkerPool::new(changes, BusySet::new());
     tokio::spawn(pool.driver());
-    let status = OverloadStatusLayer::builder()
-        .unreachable_status(502)
-        .strip_reason_from_upstream(true);
+    let status = OverloadStatusLayer::builder().strip_reason_from_upstream(true);
     let stack = ServiceBuilder::new()
         .layer(EventStreamLayer::new())
         .layer(status.build()?.infallible())

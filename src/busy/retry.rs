@@ -5,7 +5,9 @@ mod budget;
 pub use budget::RetryBudget;
 
 use super::trail::{AnyRequest, Carry, InExtensions};
-use crate::{BoxError, OverloadReason, ServiceOverloaded, Unavailable, Unreachable};
+use crate::{
+    BoxError, Limit, LimitPassed, OverloadReason, ServiceOverloaded, Unavailable, Unreachable,
+};
 use budget::Resending;
 use std::{
     fmt,
@@ -23,12 +25,13 @@ use tower::retry::Policy;
 /// | [`ServiceOverloaded`]: *worker at capacity*, *busy at dispatch* | at most `times`, within the [budget](RetryBudget) |
 /// | [`Unreachable`]: the connection could not be made | until a worker is reached, at most 16 times |
 /// | [`Unreachable`]: the connection was lost before any byte of a response | at most `times`, within the budget for lost requests; [not at all](Self::resend_lost) if you say so |
+/// | [`LimitPassed`] on the time to the head or to the first frame | as one that was lost |
 /// | with the feature `upstream`, a `Fault` of the kind *lost reused* | once, at no cost |
 /// | any other | never |
 ///
 /// Once a response head has come, nothing that happens to its body is a matter
-/// of this policy. A worker that was lost may have begun on the request, which
-/// is therefore done twice at most `times`.
+/// of this policy. A worker that was lost, or that took too long, may have begun
+/// on the request, which is therefore begun twice at most `times`.
 ///
 /// A request that is sent again carries its [`Trail`](super::Trail): a
 /// [`WorkerPool`](crate::pool::WorkerPool) then chooses a worker that it has
@@ -39,15 +42,15 @@ use tower::retry::Policy;
 /// Requests have to be `Clone`: read their bodies into memory first. Under a
 /// `Buffer`, the policy goes above it.
 ///
-/// When no worker is left after a connection failed, the answer is that
-/// failure, not the emptiness that followed from it.
+/// When no worker is left after a connection failed or a worker took too long,
+/// the answer is that failure, not the emptiness that followed from it.
 pub struct RetryRefused<T = InExtensions> {
     budget: RetryBudget,
     refused: usize,
     unreachable: usize,
     resend_lost: bool,
     carry: T,
-    failure: Option<Unreachable>,
+    failure: Option<Failure>,
     named: Option<Duration>,
     /// When the request came.
     since: Option<Instant>,
@@ -55,6 +58,22 @@ pub struct RetryRefused<T = InExtensions> {
     resending: Option<Resending>,
     #[cfg(feature = "upstream")]
     met_idle_close: bool,
+}
+
+/// Why an attempt before has no answer.
+#[derive(Clone)]
+enum Failure {
+    Unreachable(Unreachable),
+    TookTooLong(LimitPassed),
+}
+
+impl From<Failure> for BoxError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Unreachable(unreachable) => unreachable.into(),
+            Failure::TookTooLong(passed) => passed.into(),
+        }
+    }
 }
 
 /// Every failed attempt marks its worker, so even many end soon.
@@ -116,7 +135,8 @@ impl<T> RetryRefused<T> {
     }
 
     /// Whether a request is sent again whose connection was lost before any
-    /// byte of a response (default: yes). The worker may have begun on it.
+    /// byte of a response, or whose worker took longer than it may to the head
+    /// or to the first frame (default: yes). The worker may have begun on it.
     #[must_use]
     pub fn resend_lost(mut self, yes: bool) -> Self {
         self.resend_lost = yes;
@@ -159,6 +179,10 @@ fn was_not_taken(overloaded: &ServiceOverloaded) -> bool {
     )
 }
 
+fn nothing_came(passed: &LimitPassed) -> bool {
+    matches!(passed.limit(), Limit::Head | Limit::FirstFrame)
+}
+
 impl<Req, Res, T> Policy<Req, Res, BoxError> for RetryRefused<T>
 where
     Req: Clone,
@@ -185,13 +209,18 @@ where
         let failure = Unreachable::find_in(&**error);
         if let Some(failure) = failure.filter(|failure| !failure.may_have_been_sent()) {
             self.note(request, failure.worker());
-            self.failure = Some(failure.clone());
+            self.failure = Some(Failure::Unreachable(failure.clone()));
             self.unreachable = self.unreachable.checked_sub(1)?;
             return Some(ready(()));
         }
-        if let Some(lost) = failure.filter(|_| self.resend_lost) {
-            self.note(request, lost.worker());
-            self.failure = Some(lost.clone());
+        let lost = failure.map(|lost| (lost.worker(), Failure::Unreachable(lost.clone())));
+        let lost = lost.or_else(|| {
+            let passed = LimitPassed::find_in(&**error).filter(|passed| nothing_came(passed))?;
+            Some((passed.worker(), Failure::TookTooLong(passed.clone())))
+        });
+        if let Some((worker, failure)) = lost.filter(|_| self.resend_lost) {
+            self.note(request, worker);
+            self.failure = Some(failure);
             self.refused = self.refused.checked_sub(1)?;
             self.resending = None;
             self.resending = Some(self.budget.resend()?);

@@ -1,5 +1,6 @@
 use crate::{
-    OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason, Unreachable, error::find,
+    Limit, LimitPassed, OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason,
+    Unreachable, error::find,
 };
 use std::{error::Error, time::Duration};
 use tower::{buffer, load_shed};
@@ -10,11 +11,11 @@ use tower::{buffer, load_shed};
 pub enum AnswerKind {
     /// There are workers, and they have no room. 529 by default.
     Overloaded,
-    /// There is no path to a worker. 503.
+    /// There is no path to a worker, or none has answered in time. 503.
     Unavailable,
-    /// The connection to the worker failed. Only answered when a status is
-    /// configured for it.
-    Unreachable,
+    /// A worker was reached, and its answer is no HTTP, or broke off. 502 by
+    /// default.
+    BadGateway,
     /// Anything else, where everything has to be answered. 500.
     Internal,
 }
@@ -27,9 +28,13 @@ pub enum AnswerKind {
 /// | [`Unavailable`] | unavailable | its reason |
 /// | `tower::load_shed::error::Overloaded` | overloaded | `load_shed` |
 /// | `tower::buffer::error::Closed` or `ServiceError` | unavailable | `service_closed` |
-/// | [`Unreachable`] | unreachable | `unreachable` |
+/// | [`LimitPassed`], but to connect | unavailable | `worker_timeout` |
+/// | [`Unreachable`], and a [`LimitPassed`] to connect | unavailable | `none_reachable` |
+/// | with the feature `upstream`, a `Fault` of the kind *malformed*, *broken* or *reset* | bad gateway | `bad_gateway` |
 ///
-/// The first row that matches is taken. Tower's `LoadShed` does not say what
+/// The first row that matches is taken. A worker that could not be reached was
+/// the last that there was to try: what can be sent elsewhere is, by a retry
+/// further in. Tower's `LoadShed` does not say what
 /// was not ready, so neither does the answer. A `Buffer` whose service has
 /// failed, or whose worker task is gone, never serves a request again, so
 /// there is no path through it.
@@ -63,13 +68,14 @@ impl Answer {
             || find::<buffer::error::ServiceError>(error).is_some()
         {
             Some(Self::new(AnswerKind::Unavailable, Some("service_closed")))
-        } else if Unreachable::find_in(error).is_some() {
-            Some(Self::new(AnswerKind::Unreachable, Some("unreachable")))
+        } else if LimitPassed::find_in(error).is_some_and(|it| it.limit() != Limit::Connect) {
+            Some(Self::new(AnswerKind::Unavailable, Some("worker_timeout")))
+        } else if Unreachable::find_in(error).is_some() || LimitPassed::find_in(error).is_some() {
+            Some(Self::from(UnavailableReason::NoneReachable))
         } else {
-            // A worker that was reached, and did not answer in HTTP.
             #[cfg(feature = "upstream")]
             if crate::upstream::is_bad_gateway(error) {
-                return Some(Self::new(AnswerKind::Unreachable, Some("unreachable")));
+                return Some(Self::new(AnswerKind::BadGateway, Some("bad_gateway")));
             }
             None
         }

@@ -16,7 +16,7 @@ pub enum Format {
     /// the inner type of all the others is `api_error`.
     Anthropic,
     /// `{"error":{"message":"…","type":"server_error","code":"overloaded","param":null}}`;
-    /// the other codes are `unavailable`, `unreachable` and `internal_error`.
+    /// the other codes are `unavailable`, `bad_gateway` and `internal_error`.
     /// `code` is a string here, as OpenAI's own clients parse it.
     OpenAi,
     /// No body, no content type, `content-length: 0`.
@@ -184,7 +184,7 @@ const fn reference_type(kind: AnswerKind) -> &'static str {
     match kind {
         AnswerKind::Overloaded => "Overloaded",
         AnswerKind::Unavailable => "Service Unavailable",
-        AnswerKind::Unreachable => "Bad Gateway",
+        AnswerKind::BadGateway => "Bad Gateway",
         AnswerKind::Internal => "Internal Server Error",
     }
 }
@@ -192,7 +192,7 @@ const fn reference_type(kind: AnswerKind) -> &'static str {
 const fn anthropic_type(kind: AnswerKind) -> &'static str {
     match kind {
         AnswerKind::Overloaded => "overloaded_error",
-        AnswerKind::Unavailable | AnswerKind::Unreachable | AnswerKind::Internal => "api_error",
+        AnswerKind::Unavailable | AnswerKind::BadGateway | AnswerKind::Internal => "api_error",
     }
 }
 
@@ -200,7 +200,7 @@ const fn openai_code(kind: AnswerKind) -> &'static str {
     match kind {
         AnswerKind::Overloaded => "overloaded",
         AnswerKind::Unavailable => "unavailable",
-        AnswerKind::Unreachable => "unreachable",
+        AnswerKind::BadGateway => "bad_gateway",
         AnswerKind::Internal => "internal_error",
     }
 }
@@ -283,7 +283,7 @@ mod tests {
     const KINDS: [AnswerKind; 4] = [
         AnswerKind::Overloaded,
         AnswerKind::Unavailable,
-        AnswerKind::Unreachable,
+        AnswerKind::BadGateway,
         AnswerKind::Internal,
     ];
 

@@ -78,7 +78,7 @@ where
                 }
                 Err(error) => {
                     let error = error.into();
-                    let answer = match responder.recognise(&*error) {
+                    let answer = match Answer::of(&*error) {
                         Some(answer) => answer,
                         None => {
                             M::other(error)?;

@@ -73,7 +73,7 @@ impl OverloadStatusLayer {
         let Messages {
             overloaded,
             unavailable,
-            unreachable,
+            bad_gateway,
         } = messages;
         let overload_status = overload_status(checked.overload_status, || {
             std::env::var(OVERLOAD_STATUS_VARIABLE).ok()
@@ -96,14 +96,14 @@ impl OverloadStatusLayer {
                     unavailable,
                     unavailable_code,
                 ),
-                unreachable: checked.unreachable_status.map(|status| {
-                    said(
-                        AnswerKind::Unreachable,
-                        status,
-                        unreachable,
-                        unavailable_code,
-                    )
-                }),
+                bad_gateway: said(
+                    AnswerKind::BadGateway,
+                    checked
+                        .bad_gateway_status
+                        .unwrap_or(StatusCode::BAD_GATEWAY),
+                    bad_gateway,
+                    unavailable_code,
+                ),
                 internal: said(
                     AnswerKind::Internal,
                     StatusCode::INTERNAL_SERVER_ERROR,
@@ -143,7 +143,7 @@ impl<M> OverloadStatusLayer<M> {
         error: &(dyn Error + 'static),
         request: &RequestInfo,
     ) -> Option<Response<Bytes>> {
-        let answer = self.responder.recognise(error)?;
+        let answer = Answer::of(error)?;
         Some(self.responder.respond(answer, request))
     }
 
@@ -192,7 +192,7 @@ const GRPC_UNAVAILABLE: u16 = 14;
 struct Messages {
     overloaded: String,
     unavailable: String,
-    unreachable: String,
+    bad_gateway: String,
 }
 
 /// Configures an [`OverloadStatusLayer`].
@@ -203,7 +203,7 @@ struct Messages {
 pub struct Builder {
     overload_status: Option<u16>,
     unavailable_status: Option<u16>,
-    unreachable_status: Option<u16>,
+    bad_gateway_status: Option<u16>,
     grpc_codes: (u16, u16),
     format: Format,
     anthropic_format: Format,
@@ -220,14 +220,14 @@ impl Default for Builder {
         Self {
             overload_status: None,
             unavailable_status: None,
-            unreachable_status: None,
+            bad_gateway_status: None,
             grpc_codes: (GRPC_RESOURCE_EXHAUSTED, GRPC_UNAVAILABLE),
             format: Format::Reference,
             anthropic_format: Format::Anthropic,
             messages: Messages {
                 overloaded: "Service temporarily overloaded".into(),
                 unavailable: "Service temporarily unavailable".into(),
-                unreachable: "Worker unreachable".into(),
+                bad_gateway: "Invalid answer from a worker".into(),
             },
             retry_after_secs: None,
             reason_header: Some(DEFAULT_REASON_HEADER.as_str().into()),
@@ -251,29 +251,27 @@ impl Builder {
         self
     }
 
-    /// The status of answers to [`Unavailable`](crate::Unavailable), from 200
-    /// to 999; 503 by default.
+    /// The status of answers to [`Unavailable`](crate::Unavailable) and to
+    /// what else means that no worker has answered, from 200 to 999; 503 by
+    /// default. See the table of [`Answer`].
     #[must_use]
     pub fn unavailable_status(mut self, status: u16) -> Self {
         self.unavailable_status = Some(status);
         self
     }
 
-    /// Answers [`Unreachable`](crate::Unreachable) as well, with this status,
-    /// from 200 to 999. A gateway has 502 here: there was a worker to try, and
-    /// the connection to it failed.
-    ///
-    /// By default such an error is like any other: it passes through, or
-    /// becomes a 500.
+    /// The status of answers in place of one of a worker's that is no HTTP, or
+    /// broke off before any of it was passed on, from 200 to 999; 502 by
+    /// default.
     #[must_use]
-    pub fn unreachable_status(mut self, status: u16) -> Self {
-        self.unreachable_status = Some(status);
+    pub fn bad_gateway_status(mut self, status: u16) -> Self {
+        self.bad_gateway_status = Some(status);
         self
     }
 
     /// The gRPC status codes for overloaded and for unavailable, from 1 to 16;
-    /// RESOURCE_EXHAUSTED (8) and UNAVAILABLE (14) by default. An unreachable
-    /// worker is answered with the second one.
+    /// RESOURCE_EXHAUSTED (8) and UNAVAILABLE (14) by default. A bad
+    /// gateway is answered with the second one.
     #[must_use]
     pub fn grpc_codes(mut self, overloaded: u16, unavailable: u16) -> Self {
         self.grpc_codes = (overloaded, unavailable);
@@ -315,11 +313,11 @@ impl Builder {
         self
     }
 
-    /// What the answer to an unreachable worker says, if there is one.
-    /// "Worker unreachable" by default.
+    /// What the answer says in place of one that is no HTTP. "Invalid answer
+    /// from a worker" by default.
     #[must_use]
-    pub fn unreachable_message(mut self, message: impl Into<String>) -> Self {
-        self.messages.unreachable = message.into();
+    pub fn bad_gateway_message(mut self, message: impl Into<String>) -> Self {
+        self.messages.bad_gateway = message.into();
         self
     }
 
@@ -441,7 +439,7 @@ impl Builder {
         Ok(Checked {
             overload_status: status("overload status", self.overload_status)?,
             unavailable_status: status("unavailable status", self.unavailable_status)?,
-            unreachable_status: status("unreachable status", self.unreachable_status)?,
+            bad_gateway_status: status("bad gateway status", self.bad_gateway_status)?,
             retry_after: retry_after.transpose()?,
             reason_header: reason_header.transpose()?,
         })
@@ -452,7 +450,7 @@ impl Builder {
 struct Checked {
     overload_status: Option<StatusCode>,
     unavailable_status: Option<StatusCode>,
-    unreachable_status: Option<StatusCode>,
+    bad_gateway_status: Option<StatusCode>,
     retry_after: Option<Duration>,
     reason_header: Option<HeaderName>,
 }
@@ -462,7 +460,7 @@ impl Default for Checked {
         Self {
             overload_status: None,
             unavailable_status: None,
-            unreachable_status: None,
+            bad_gateway_status: None,
             retry_after: None,
             reason_header: Some(DEFAULT_REASON_HEADER),
         }
@@ -590,7 +588,7 @@ mod tests {
             );
         }
         assert!(refused(builder().unavailable_status(101)).contains("unavailable status"));
-        assert!(refused(builder().unreachable_status(42)).contains("unreachable status"));
+        assert!(refused(builder().bad_gateway_status(42)).contains("bad gateway status"));
         assert!(refused(builder().grpc_codes(0, 14)).contains("gRPC code for overloaded: \"0\""));
         assert!(refused(builder().grpc_codes(8, 17)).contains("gRPC code for unavailable: \"17\""));
         for name in ["", "x reason", "x\nreason", "Content-Length", "retry-after"] {

@@ -5,7 +5,8 @@
 //! needs a response: a status that its SDK retries, a body that it can parse,
 //! a time to wait. [`OverloadStatusLayer`] stands outside of all the layers
 //! that refuse, and turns [`ServiceOverloaded`] into a 529 and
-//! [`Unavailable`] into a 503:
+//! [`Unavailable`] into a 503, and so what else means that no worker has
+//! answered:
 //!
 //! ```
 //! use axum::{Router, body::Body, routing::get};
@@ -97,8 +98,8 @@
 //!
 //! `…_frontend_model_rejection_total{model,endpoint}` counts overload answers,
 //! whatever their status, and `…_frontend_model_unavailable_total` the
-//! unavailable ones. A 500 and the answer to an unreachable worker are in
-//! neither. The endpoint is told from the path ([`Endpoint`]), the model from
+//! unavailable ones, those to workers that were not reached or took too long
+//! among them. A 500 and a 502 are in neither. The endpoint is told from the path ([`Endpoint`]), the model from
 //! a [`Model`] extension, and only [`KnownModels`] have series of their own.
 //!
 //! # Readiness

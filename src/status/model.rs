@@ -156,7 +156,7 @@ impl KnownModels {
         match kind {
             AnswerKind::Overloaded => counters.rejected[endpoint as usize].increment(1),
             AnswerKind::Unavailable => counters.unavailable[endpoint as usize].increment(1),
-            AnswerKind::Unreachable | AnswerKind::Internal => {}
+            AnswerKind::BadGateway | AnswerKind::Internal => {}
         }
     }
 }

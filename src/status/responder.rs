@@ -73,7 +73,7 @@ impl fmt::Debug for ModelSource {
 pub(super) struct Responder {
     pub(super) overloaded: Said,
     pub(super) unavailable: Said,
-    pub(super) unreachable: Option<Said>,
+    pub(super) bad_gateway: Said,
     pub(super) internal: Said,
     pub(super) retry_after: Option<RetryAfter>,
     pub(super) reason_header: Option<HeaderName>,
@@ -97,13 +97,6 @@ impl Responder {
         }
     }
 
-    /// What `error` comes to, if that is something to answer.
-    pub(super) fn recognise(&self, error: &(dyn Error + 'static)) -> Option<Answer> {
-        let answer = Answer::of(error)?;
-        let answered = answer.kind() != AnswerKind::Unreachable || self.unreachable.is_some();
-        answered.then_some(answer)
-    }
-
     /// Gives `answer` to the client, and counts it.
     pub(super) fn respond(&self, answer: Answer, info: &RequestInfo) -> Response<Bytes> {
         self.models
@@ -111,7 +104,7 @@ impl Responder {
         let said = match answer.kind() {
             AnswerKind::Overloaded => &self.overloaded,
             AnswerKind::Unavailable => &self.unavailable,
-            AnswerKind::Unreachable => self.unreachable.as_ref().unwrap_or(&self.internal),
+            AnswerKind::BadGateway => &self.bad_gateway,
             AnswerKind::Internal => &self.internal,
         };
         let default = self

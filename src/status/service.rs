@@ -130,7 +130,7 @@ where
             return Poll::Ready(Ok(()));
         };
         let error = error.into();
-        let answer = match self.responder.recognise(&*error) {
+        let answer = match Answer::of(&*error) {
             Some(answer) => {
                 self.responder.log_death(&*error);
                 answer

@@ -28,10 +28,14 @@ impl Connector {
 
     /// Connects, within the limit.
     pub(super) async fn connect(&self) -> Result<Io, Fault> {
-        let connected = match self.limit {
+        // One that never ends is none.
+        let until = self.limit.and_then(|limit| {
+            let until = Instant::now().checked_add(limit)?;
+            Some((limit, until))
+        });
+        let connected = match until {
             None => self.connect_within(None).await,
-            Some(limit) => {
-                let until = Instant::now() + limit;
+            Some((limit, until)) => {
                 match timeout_at(until, self.connect_within(Some(until))).await {
                     Ok(connected) => connected,
                     Err(_) => {

@@ -1,8 +1,11 @@
 //! What kept a worker from answering, with a kind.
 
-use crate::{BoxError, Unreachable, error::find};
+use crate::{
+    BoxError, Unreachable,
+    error::{Limit, find},
+};
 use http::StatusCode;
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, sync::Arc};
 
 /// A request that a worker has not answered, or an answer that broke off, and
 /// why: the error of [`HttpWorker`](super::HttpWorker) and of its bodies.
@@ -42,7 +45,8 @@ pub enum FaultKind {
     /// an answer: most likely the worker has closed it for being idle while the
     /// request was on its way.
     LostReused,
-    /// A time limit has passed.
+    /// A time limit has passed; a [`LimitPassed`](crate::LimitPassed) is among
+    /// the sources.
     Limit(Limit),
     /// The worker has reset this request's stream (HTTP/2), and is well
     /// otherwise.
@@ -53,14 +57,6 @@ pub enum FaultKind {
     Broken,
     /// The body of the request failed on its way from the client.
     Request,
-}
-
-/// A time limit on what a worker may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Limit {
-    /// On a connection to be made: name, TCP and TLS.
-    Connect,
 }
 
 impl Fault {
@@ -129,45 +125,6 @@ impl Error for Fault {
         Some(&*self.0.source)
     }
 }
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Connect => "to connect",
-        })
-    }
-}
-
-/// The time of a limit that has passed: the source of such a [`Fault`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LimitPassed {
-    limit: Limit,
-    after: Duration,
-}
-
-impl LimitPassed {
-    pub(super) const fn new(limit: Limit, after: Duration) -> Self {
-        Self { limit, after }
-    }
-
-    /// Returns which limit it was.
-    pub const fn limit(&self) -> Limit {
-        self.limit
-    }
-
-    /// Returns how long the limit was.
-    pub const fn after(&self) -> Duration {
-        self.after
-    }
-}
-
-impl fmt::Display for LimitPassed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the limit {} was {:?}", self.limit, self.after)
-    }
-}
-
-impl Error for LimitPassed {}
 
 /// An answer that is none, or none to the request: the source of a [`Fault`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -33,9 +33,7 @@
 //!
 //! let (workers, changes) = roster();
 //! workers.insert("worker-0", worker);
-//! let status = OverloadStatusLayer::builder()
-//!     .unreachable_status(502)
-//!     .strip_reason_from_upstream(true);
+//! let status = OverloadStatusLayer::builder().strip_reason_from_upstream(true);
 //! let gateway = ServiceBuilder::new()
 //!     .layer(EventStreamLayer::new())
 //!     .layer(status.build()?.infallible())
@@ -84,7 +82,8 @@
 //! # What is not bounded here
 //!
 //! A worker is given [time to connect](HttpWorkerBuilder::connect_limit), and
-//! as long as it takes for its answer: a timeout around the service is for that.
+//! as long as it takes for its answer: [`limits`](crate::limits) around the
+//! service are for that.
 //! What it sends is bounded whatever it does: heads by 64 KiB and 100 fields,
 //! informational responses by 100 (over HTTP/2, by 10,000 on a connection that
 //! answers nothing), bodies by how fast the client reads.
@@ -110,10 +109,11 @@ mod worker;
 pub use self::{
     body::WorkerBody,
     builder::{HttpWorkerBuilder, Protocol},
-    fault::{Fault, FaultKind, Limit, LimitPassed, MalformedAnswer},
+    fault::{Fault, FaultKind, MalformedAnswer},
     setting::InvalidSetting,
     worker::HttpWorker,
 };
+pub use crate::error::{Limit, LimitPassed};
 pub(crate) use classify::{is_bad_gateway, is_lost_reused, of_fault, of_hyper};
 
 use crate::BoxError;

@@ -23,7 +23,7 @@ fn verdict(fault: &Fault) -> Verdict {
 
 /// Whether the client gets a 502.
 fn is_bad_gateway(fault: &Fault) -> bool {
-    Answer::of(fault).is_some_and(|answer| answer.kind() == AnswerKind::Unreachable)
+    Answer::of(fault).is_some_and(|answer| answer.kind() == AnswerKind::BadGateway)
 }
 
 async fn fault(worker: &HttpWorker, request: Request<AnyBody>) -> Fault {

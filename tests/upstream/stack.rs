@@ -48,7 +48,6 @@ where
     // As long as the stack is.
     Box::leak(Box::new(roster));
     let status = OverloadStatusLayer::builder()
-        .unreachable_status(502)
         .build()
         .unwrap();
     ServiceBuilder::new()

@@ -56,7 +56,6 @@ impl Gateway {
     pub fn on(listener: TcpListener, worker: HttpWorker) -> Self {
         let address = listener.local_addr().unwrap();
         let status = OverloadStatusLayer::builder()
-            .unreachable_status(502)
             .build()
             .unwrap();
         let service = ServiceBuilder::new()

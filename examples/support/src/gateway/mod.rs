@@ -13,6 +13,7 @@ mod admin;
 mod balance;
 mod fleet;
 mod json;
+mod limits;
 mod observer;
 mod options;
 mod public;
@@ -22,6 +23,7 @@ mod stack;
 mod tracking;
 
 pub use balance::Balance;
+pub use limits::WorkerLimits;
 pub use observer::Observer;
 pub use options::GatewayArgs;
 pub use stack::Id;
@@ -96,6 +98,8 @@ pub struct GatewayConfig {
     pub max_in_flight: Option<NonZeroU64>,
     /// How long a request that probes a worker holds the others back.
     pub probe_timeout: Duration,
+    /// How long a worker may take.
+    pub limits: WorkerLimits,
     /// How often a request that a worker refused is offered to another.
     pub retry_refused: usize,
     /// Retries of refused requests, in percent of all requests.
@@ -141,6 +145,7 @@ impl Default for GatewayConfig {
             max_waiting: 1024,
             max_in_flight: None,
             probe_timeout: Duration::from_secs(1),
+            limits: WorkerLimits::default(),
             retry_refused: 1,
             retry_budget_percent: 20,
             retry_lost_percent: 50,
@@ -203,6 +208,7 @@ impl Gateway {
             tracking: config.router_tracking,
             affinity_header: config.affinity_header,
             probe_timeout: config.probe_timeout,
+            limits: config.limits,
             stack: StackOptions {
                 balance: config.balance,
                 max_wait: config.max_wait,

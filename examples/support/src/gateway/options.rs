@@ -1,4 +1,4 @@
-use super::{Balance, GatewayConfig, RouterTracking, embedded_id};
+use super::{Balance, GatewayConfig, RouterTracking, WorkerLimits, embedded_id};
 use crate::{
     cli::{Lookup, UsageError, address, base_url, flag_or_env, name, nats_servers, rate, whole},
     engine::Timing,
@@ -153,6 +153,30 @@ pub struct GatewayArgs {
     #[arg(long, default_value = "3000", value_name = "MS", value_parser = whole(0..=DAY_MS))]
     max_wait_ms: u64,
 
+    /// How long a connection to a worker may take, in ms; 0 is any time
+    #[arg(long, default_value = "1000", value_name = "MS", value_parser = whole(0..=DAY_MS))]
+    connect_timeout_ms: u64,
+
+    /// How long the head of an answer may take that is streamed, in ms; 0 is
+    /// any time
+    #[arg(long, default_value = "60000", value_name = "MS", value_parser = whole(0..=DAY_MS))]
+    head_timeout_ms: u64,
+
+    /// How long the head of any other answer may take, which comes with the
+    /// last token, in ms; 0 is any time
+    #[arg(long, default_value = "0", value_name = "MS", value_parser = whole(0..=DAY_MS))]
+    whole_head_timeout_ms: u64,
+
+    /// How long the first frame of an answer may take after the head, in ms; 0
+    /// is any time
+    #[arg(long, default_value = "60000", value_name = "MS", value_parser = whole(0..=DAY_MS))]
+    first_frame_timeout_ms: u64,
+
+    /// How long each frame of an answer may take after the one before it, in
+    /// ms; 0 is any time
+    #[arg(long, default_value = "30000", value_name = "MS", value_parser = whole(0..=DAY_MS))]
+    frame_timeout_ms: u64,
+
     /// How often a request that a worker refused is offered to another
     #[arg(long, default_value = "1", value_name = "N", value_parser = whole(0..=64_usize))]
     retry_refused: usize,
@@ -226,6 +250,11 @@ fn stays_fresh(interval_ms: u64, stale_after_ms: u64) -> Result<(), UsageError> 
         return Err(UsageError::new(name, interval_ms, expected));
     }
     Ok(())
+}
+
+/// A time of 0 switches it off.
+fn unless_off(ms: u64) -> Option<Duration> {
+    (ms > 0).then(|| Duration::from_millis(ms))
 }
 
 fn header_name(value: &str) -> Result<HeaderName, String> {
@@ -334,8 +363,7 @@ impl GatewayArgs {
             thresholds,
             overload_status,
             lease: Duration::from_millis(self.lease_ms),
-            stale_after: (self.stale_after_ms > 0)
-                .then(|| Duration::from_millis(self.stale_after_ms)),
+            stale_after: unless_off(self.stale_after_ms),
             registration_ttl: Duration::from_millis(self.registration_ttl_ms),
             scrape: self
                 .scrape
@@ -346,6 +374,13 @@ impl GatewayArgs {
             max_waiting: self.max_waiting,
             max_in_flight: self.max_in_flight,
             probe_timeout: Duration::from_millis(self.probe_timeout_ms),
+            limits: WorkerLimits {
+                connect: unless_off(self.connect_timeout_ms),
+                head: unless_off(self.head_timeout_ms),
+                whole_head: unless_off(self.whole_head_timeout_ms),
+                first_frame: unless_off(self.first_frame_timeout_ms),
+                frame: unless_off(self.frame_timeout_ms),
+            },
             retry_refused: self.retry_refused,
             retry_budget_percent: self.retry_budget_percent,
             retry_lost_percent: self.retry_lost_percent,

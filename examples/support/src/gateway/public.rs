@@ -19,6 +19,7 @@ use http::{HeaderMap, HeaderName, StatusCode, request::Parts};
 use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Full};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use std::{
     borrow::Cow,
     num::NonZeroU64,
@@ -32,7 +33,9 @@ use tokio::{
     time::timeout,
 };
 use tower::ServiceExt;
-use tower_overload::{load::tracker::Cost, pool::pick::hash_key, upstream::forward::Forwarding};
+use tower_overload::{
+    limits::Streamed, load::tracker::Cost, pool::pick::hash_key, upstream::forward::Forwarding,
+};
 
 #[derive(Clone, Debug)]
 struct Public {
@@ -108,6 +111,9 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
     parts.extensions.insert(model.label.clone());
     if let Some(cost) = read.cost {
         parts.extensions.insert(cost);
+    }
+    if let Some(streamed) = read.streamed {
+        parts.extensions.insert(streamed);
     }
     if let Some(key) = read.key {
         parts.extensions.insert(key);
@@ -230,23 +236,36 @@ async fn next_frame(mut body: Pin<&mut Body>, silence: Duration) -> Result<Next,
     })
 }
 
-/// The one member of a request that the gateway reads.
+/// The members of a request that the gateway reads in any case.
 #[derive(Deserialize)]
 struct OfModel<'a> {
     #[serde(borrow)]
     model: Option<Cow<'a, str>>,
+    /// As it is: whether it can be read is for the worker to judge.
+    #[serde(borrow, default)]
+    stream: Option<&'a RawValue>,
+}
+
+/// What a body in JSON says of whether its answer is streamed. It is not if
+/// nothing is said.
+fn streamed(stream: Option<&RawValue>) -> Option<Streamed> {
+    Some(Streamed(stream.is_some_and(|it| it.get() == "true")))
 }
 
 /// The model that a request names, if its body is JSON.
 ///
 /// What is not said to be something else is taken for JSON, as workers do; and
 /// curl says that everything is a form.
-fn model_of<'a>(headers: &HeaderMap, body: &'a [u8]) -> Result<Option<Cow<'a, str>>, ApiError> {
+fn model_of<'a>(headers: &HeaderMap, body: &'a [u8], read: &mut Read<'a>) -> Result<(), ApiError> {
     if !may_be_json(headers, body) {
-        return Ok(None);
+        return Ok(());
     }
     match serde_json::from_slice::<OfModel<'_>>(body) {
-        Ok(of) => Ok(of.model),
+        Ok(of) => {
+            read.model = of.model;
+            read.streamed = streamed(of.stream);
+            Ok(())
+        }
         Err(error) => Err(ApiError::new(
             StatusCode::BAD_REQUEST,
             format!("The body must be a JSON object whose `model` is a string: {error}"),
@@ -268,6 +287,7 @@ pub(super) struct Reading<'a> {
 /// What was read of a request.
 struct Read<'a> {
     model: Option<Cow<'a, str>>,
+    streamed: Option<Streamed>,
     cost: Option<Cost>,
     key: Option<AffinityKey>,
 }
@@ -278,11 +298,12 @@ impl Reading<'_> {
     fn read<'a>(self, headers: &HeaderMap, body: &'a [u8]) -> Result<Read<'a>, ApiError> {
         let mut read = Read {
             model: None,
+            streamed: None,
             cost: None,
             key: self.key_of(headers),
         };
         let Some(block_size) = self.block_size else {
-            read.model = model_of(headers, body)?;
+            model_of(headers, body, &mut read)?;
             return Ok(read);
         };
         if !may_be_json(headers, body) {
@@ -296,10 +317,11 @@ impl Reading<'_> {
                     read.key = of.head().map(AffinityKey);
                 }
                 read.model = of.model;
+                read.streamed = streamed(of.stream);
                 tokens
             }
             Err(_) => {
-                read.model = model_of(headers, body)?;
+                model_of(headers, body, &mut read)?;
                 prompt_tokens_of_bytes(body)
             }
         };

@@ -1,5 +1,6 @@
 use super::{
     balance::{Balance, Loads},
+    limits::WorkerLimits,
     public::Reading,
     scrape::{Given, Metrics, Scraping},
     stack::{Id, Stack, StackOptions, WorkerClient, stack},
@@ -27,7 +28,10 @@ use tower_overload::{
     nats::{self, FleetSource},
     scrape::{EngineReport, WaitingTokens},
     status::{AnswerAll, KnownModels, Model, OverloadStatusLayer},
-    upstream::forward::{Forwarding, XForwarded},
+    upstream::{
+        InvalidSetting,
+        forward::{Forwarding, XForwarded},
+    },
 };
 
 /// What the registry is made with.
@@ -41,6 +45,7 @@ pub(super) struct RegistryOptions {
     pub(super) tracking: Option<RouterTracking>,
     pub(super) affinity_header: Option<HeaderName>,
     pub(super) probe_timeout: Duration,
+    pub(super) limits: WorkerLimits,
     pub(super) stack: StackOptions,
 }
 
@@ -191,7 +196,6 @@ impl Registry {
             describe(&Prefix::default());
             let status = OverloadStatusLayer::builder()
                 .overload_status(options.overload_status)
-                .unreachable_status(502)
                 .strip_reason_from_upstream(true);
             let monitor = WorkerMonitor::builder()
                 .stale_after(options.stale_after)
@@ -339,6 +343,10 @@ impl Registry {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn client(&self, id: &str, url: &Uri) -> Result<WorkerClient, InvalidSetting> {
+        WorkerClient::new(id, url, &self.forwarding, &self.options.limits)
+    }
+
     /// Adds a worker or changes its configuration; with another URL it is
     /// another worker. One that is to stay always does, whoever registers it
     /// again.
@@ -351,7 +359,8 @@ impl Registry {
         check_name("the id", id)?;
         let url = cli::base_url(&registration.url)
             .map_err(|expected| Refused(format!("url is {:?}: {expected}", registration.url)))?;
-        let client = WorkerClient::new(&url, &self.forwarding)
+        let client = self
+            .client(id, &url)
             .map_err(|error| Refused(format!("url is {url}: {error}")))?;
         let has_ranks = registration.dp_ranks.is_some();
         let config = WorkerConfig::new(registration.dp_ranks.unwrap_or_else(|| vec![0]))
@@ -537,7 +546,7 @@ impl Registry {
         let scraping = self.scraping.get_or_init(|| scraping);
         metrics::with_local_recorder(&self.recorder, || {
             for (id, worker) in &mut *workers {
-                let client = WorkerClient::new(&worker.url, &self.forwarding).ok();
+                let client = self.client(id, &worker.url).ok();
                 worker.metrics.task = client.and_then(|client| scraping.start(id, client));
             }
         });
@@ -686,6 +695,7 @@ mod tests {
             tracking: None,
             affinity_header: None,
             probe_timeout: Duration::from_secs(1),
+            limits: WorkerLimits::default(),
             stack: StackOptions {
                 balance: Balance::P2c,
                 max_wait: Duration::from_secs(3),

@@ -1,6 +1,7 @@
 use bytes::Bytes;
 use http::{Request, Response, Uri};
 use http_body_util::Full;
+use pin_project_lite::pin_project;
 use std::{
     convert::Infallible,
     num::NonZeroU64,
@@ -9,12 +10,13 @@ use std::{
     task::{Context, Poll, ready},
     time::Duration,
 };
-use tower::{Service, ServiceBuilder, retry::RetryLayer, util::BoxCloneSyncService};
+use tower::{Layer, Service, ServiceBuilder, retry::RetryLayer, util::BoxCloneSyncService};
 use tower_overload::{
     BoxError,
     busy::{
         BusySet, Members, OnlyThisRequest, RetryBudget, RetryRefused, Roster, RosterChanges, roster,
     },
+    limits::{self, TimeLimit, TimeLimitBody},
     pool::WorkerPoolBuilder,
     status::{AnswerAll, OverloadStatusLayer},
     upstream::{
@@ -25,6 +27,7 @@ use tower_overload::{
 
 use super::{
     balance::{Balance, Loads},
+    limits::WorkerLimits,
     tracking::WorkerService,
 };
 
@@ -56,7 +59,7 @@ pub(super) struct StackOptions {
 /// dropped.
 ///
 /// ```text
-/// status → event streams → retry → worker pool → HTTP workers
+/// status → event streams → retry → worker pool → time limits → HTTP workers
 /// ```
 pub(super) fn stack(
     set: BusySet<Id>,
@@ -91,27 +94,33 @@ pub(super) fn stack(
     (BoxCloneSyncService::new(stack), roster, members)
 }
 
-/// Sends requests to one worker.
+/// Sends requests to one worker, and does not wait for ever.
 #[derive(Clone, Debug)]
-pub(super) struct WorkerClient(HttpWorker);
+pub(super) struct WorkerClient(TimeLimit<HttpWorker>);
 
-/// A connection that is not made in this time is not waited for.
-const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+/// The body of a worker's answer.
+pub(super) type LimitedBody = TimeLimitBody<WorkerBody>;
 
 impl WorkerClient {
     /// # Errors
     ///
     /// If the URL is not one of a worker.
-    pub(super) fn new(url: &Uri, forwarding: &Forwarding) -> Result<Self, InvalidSetting> {
+    pub(super) fn new(
+        id: &str,
+        url: &Uri,
+        forwarding: &Forwarding,
+        limits: &WorkerLimits,
+    ) -> Result<Self, InvalidSetting> {
         let worker = HttpWorkerBuilder::new()
-            .connect_limit(Some(CONNECT_WITHIN))
-            .forwarding(forwarding.clone());
-        worker.build(&url.to_string()).map(Self)
+            .connect_limit(limits.connect)
+            .forwarding(forwarding.clone())
+            .build(&url.to_string())?;
+        Ok(Self(limits.layer(id).layer(worker)))
     }
 }
 
 impl Service<Upstream> for WorkerClient {
-    type Response = Response<WorkerBody>;
+    type Response = Response<LimitedBody>;
     type Error = BoxError;
     type Future = WorkerResponse;
 
@@ -127,21 +136,25 @@ impl Service<Upstream> for WorkerClient {
     }
 }
 
-/// A worker's response.
-#[derive(Debug)]
-pub(super) struct WorkerResponse {
-    response: upstream::future::ResponseFuture,
-    only_this_request: bool,
+pin_project! {
+    /// A worker's response.
+    #[derive(Debug)]
+    pub(super) struct WorkerResponse {
+        #[pin]
+        response: limits::future::ResponseFuture<upstream::future::ResponseFuture, WorkerBody>,
+        only_this_request: bool,
+    }
 }
 
 impl Future for WorkerResponse {
-    type Output = Result<Response<WorkerBody>, BoxError>;
+    type Output = Result<Response<LimitedBody>, BoxError>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut response = ready!(Pin::new(&mut self.response).poll(cx))?;
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let mut response = ready!(this.response.poll(cx))?;
         // A request that will not wait finds no room where others do, so its
         // refusal is no reason to pass the worker over.
-        if self.only_this_request {
+        if *this.only_this_request {
             response.extensions_mut().insert(OnlyThisRequest);
         }
         Poll::Ready(Ok(response))

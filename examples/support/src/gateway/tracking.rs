@@ -1,16 +1,18 @@
 //! What the gateway counts by itself: the load of each worker by the requests
 //! that it has sent there.
 
-use super::stack::{Id, Upstream, WorkerClient, WorkerResponse};
+use super::stack::{Id, LimitedBody, Upstream, WorkerClient, WorkerResponse};
 use bytes::Bytes;
 use futures::future::Either;
 use http::Response;
 use http_body::Frame;
 use http_body_util::Either as EitherBody;
+use pin_project_lite::pin_project;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
+use serde_json::value::RawValue;
 use std::{
     borrow::Cow,
     fmt,
@@ -27,7 +29,6 @@ use tower_overload::{
         tracker::{Cost, Frames, KeepFresh, LoadTracker, ResponseFuture, TrackLoad, Tracked},
     },
     pool::pick::hash_key,
-    upstream::WorkerBody,
 };
 
 /// How the gateway counts load by itself.
@@ -116,7 +117,7 @@ pub(super) enum WorkerService {
     Tracked(TrackLoad<WorkerClient, OfRequest, OfFrame>),
 }
 
-type Answered = EitherBody<WorkerBody, TrackedBody<WorkerBody, Tracked, Frames<OfFrame>>>;
+type Answered = EitherBody<LimitedBody, TrackedBody<LimitedBody, Tracked, Frames<OfFrame>>>;
 
 impl Service<Upstream> for WorkerService {
     type Response = Response<Answered>;
@@ -131,27 +132,34 @@ impl Service<Upstream> for WorkerService {
     }
 
     fn call(&mut self, request: Upstream) -> WorkerFuture {
-        WorkerFuture(match self {
-            Self::Plain(client) => Either::Left(client.call(request)),
-            Self::Tracked(client) => Either::Right(client.call(request)),
-        })
+        WorkerFuture {
+            response: match self {
+                Self::Plain(client) => Either::Left(client.call(request)),
+                Self::Tracked(client) => Either::Right(client.call(request)),
+            },
+        }
     }
 }
 
-/// The response of a [`WorkerService`].
-#[derive(Debug)]
-pub(super) struct WorkerFuture(Either<WorkerResponse, ResponseFuture<WorkerResponse, OfFrame>>);
+pin_project! {
+    /// The response of a [`WorkerService`].
+    #[derive(Debug)]
+    pub(super) struct WorkerFuture {
+        #[pin]
+        response: Either<WorkerResponse, ResponseFuture<WorkerResponse, OfFrame>>,
+    }
+}
 
 impl Future for WorkerFuture {
     type Output = Result<Response<Answered>, BoxError>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(match &mut self.0 {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(match self.project().response.as_pin_mut() {
             Either::Left(plain) => {
-                ready!(Pin::new(plain).poll(cx)).map(|response| response.map(EitherBody::Left))
+                ready!(plain.poll(cx)).map(|response| response.map(EitherBody::Left))
             }
             Either::Right(tracked) => {
-                ready!(Pin::new(tracked).poll(cx)).map(|response| response.map(EitherBody::Right))
+                ready!(tracked.poll(cx)).map(|response| response.map(EitherBody::Right))
             }
         })
     }
@@ -163,6 +171,9 @@ impl Future for WorkerFuture {
 pub(super) struct OfPrompt<'a> {
     #[serde(borrow)]
     pub(super) model: Option<Cow<'a, str>>,
+    /// As it is: whether it can be read is for the worker to judge.
+    #[serde(borrow, default)]
+    pub(super) stream: Option<&'a RawValue>,
     #[serde(default)]
     messages: Words,
     #[serde(default)]
