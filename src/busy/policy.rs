@@ -1,7 +1,7 @@
 //! What of a worker's answers is a refusal or a failure, and what of its errors
 //! means that it could not be reached. Pure rules; others act on them.
 
-use crate::{ServiceOverloaded, Unreachable, error::find};
+use crate::{Limit, LimitPassed, ServiceOverloaded, Unreachable, error::find};
 use http::{HeaderMap, Response, StatusCode, header};
 use std::{error::Error, io, time::Duration};
 
@@ -218,6 +218,12 @@ fn fault(
     #[cfg(feature = "upstream")]
     if let Some(fault) = crate::upstream::of_fault(error) {
         return fault;
+    }
+    if let Some(passed) = LimitPassed::find_in(error) {
+        return match passed.limit() {
+            Limit::Connect => Fault::Unreachable,
+            _ => Fault::Failed,
+        };
     }
     match Unreachable::find_in(error) {
         Some(failure) if failure.may_have_been_sent() => Fault::Lost,
