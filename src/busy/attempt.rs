@@ -76,60 +76,76 @@ impl Attempt {
         self.flight.as_ref().map(Flight::seat)
     }
 
+    /// The request is over. What it has found out is said first: a probe that
+    /// has not found out about a mark is given up.
+    fn end<R>(&mut self, say: impl FnOnce(&Flight, &Seat) -> R) -> Option<R> {
+        let flight = self.flight.take()?;
+        let seat = flight.seat();
+        let said = say(&flight, seat);
+        if let Some(probe) = self.probe.take() {
+            seat.worker().probe_abandoned(seat.id(), probe);
+        }
+        Some(said)
+    }
+
     fn refused(&mut self, refusal: Refusal) -> BoxError {
-        let mut overloaded = ServiceOverloaded::new(OverloadReason::WorkerAtCapacity);
-        if let Some(flight) = self.flight.take() {
-            let (seat, worker) = (flight.seat().id(), flight.seat().worker());
+        let overloaded = ServiceOverloaded::new(OverloadReason::WorkerAtCapacity);
+        let said = self.end(|flight, seat| {
+            let worker = seat.worker();
             let retry_after = worker.bounded(refusal.retry_after);
             let witness = (!refusal.only_this_request).then(|| flight.witness());
-            worker.refused(seat, retry_after, witness);
-            overloaded = overloaded
+            worker.refused(seat.id(), retry_after, witness);
+            (retry_after, worker.label().clone())
+        });
+        match said {
+            Some((retry_after, label)) => overloaded
                 .with_retry_after(retry_after)
-                .with_worker(worker.label().clone());
+                .with_worker(label)
+                .into(),
+            None => overloaded.into(),
         }
-        overloaded.into()
     }
 
     fn unreachable(&mut self, error: BoxError) -> BoxError {
-        let Some(flight) = self.flight.take() else {
-            return error;
-        };
-        let worker = flight.seat().worker();
-        worker.failed_to_connect(flight.seat().id());
-        let unreachable = Unreachable::new(error);
-        unreachable.with_worker(worker.label().clone()).into()
+        let said = self.end(|_, seat| {
+            seat.worker().failed_to_connect(seat.id());
+            seat.worker().label().clone()
+        });
+        match said {
+            Some(label) => Unreachable::new(error).with_worker(label).into(),
+            None => error,
+        }
     }
 
     /// One connection of many may be lost for reasons of its own.
     fn lost(&mut self, error: BoxError) -> BoxError {
-        let Some(flight) = self.flight.take() else {
-            return error;
-        };
-        let seat = flight.seat();
-        if flight.is_alone() {
-            seat.worker().failed_to_connect(seat.id());
-        } else {
-            fail(seat, self.since);
+        let since = self.since;
+        let said = self.end(|flight, seat| {
+            let took = since.map(|since| since.elapsed());
+            let counts = seat.worker().lost(seat.id(), flight.is_alone(), took);
+            if let Some(until) = counts {
+                seat.handicap(until);
+            }
+            seat.worker().label().clone()
+        });
+        match said {
+            Some(label) => Unreachable::lost(error).with_worker(label).into(),
+            None => error,
         }
-        let lost = Unreachable::lost(error);
-        lost.with_worker(seat.worker().label().clone()).into()
     }
 
     /// The request has failed at the worker.
     fn failed(&mut self) {
-        if let Some(flight) = self.flight.take() {
-            let seat = flight.seat();
+        let since = self.since;
+        self.end(|_, seat| {
             seat.worker().answered(seat.id());
-            fail(seat, self.since);
-        }
+            fail(seat, since);
+        });
     }
 
     /// It ends without saying anything of the worker.
     fn give_up(&mut self) {
-        if let (Some(flight), Some(probe)) = (self.flight.take(), self.probe) {
-            let seat = flight.seat();
-            seat.worker().probe_abandoned(seat.id(), probe);
-        }
+        self.end(|_, _| ());
     }
 
     fn answered(&mut self) -> Completion {

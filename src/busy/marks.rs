@@ -327,6 +327,23 @@ impl Marks {
         self.reach.exclude(now, times);
     }
 
+    /// A connection was lost before any byte of a response. Where others of
+    /// ours run, and nothing was known against the worker's connections, it is
+    /// a failure of this request. Returns how long that counts as load.
+    pub(crate) fn lost(
+        &mut self,
+        now: Instant,
+        is_alone: bool,
+        took: Option<Duration>,
+        times: &Times,
+    ) -> Option<Duration> {
+        if is_alone || !self.reach.is_trusted() {
+            self.failed_to_connect(now, times);
+            return None;
+        }
+        Some(self.failed(now, took, times))
+    }
+
     /// The worker answered, or a connection to it was made: whatever it says,
     /// it can be reached.
     pub(crate) fn reached(&mut self) {

@@ -377,6 +377,20 @@ impl WorkerState {
         self.hear(seat, Marks::failed_to_connect);
     }
 
+    /// A connection was lost before any byte of a response, `took` after the
+    /// request had left. Returns until when that counts as load.
+    pub(crate) fn lost(
+        &self,
+        seat: SeatId,
+        is_alone: bool,
+        took: Option<Duration>,
+    ) -> Option<Instant> {
+        self.hear(seat, |marks, now, times| {
+            let counts = marks.lost(now, is_alone, took, times)?;
+            Some(now + counts)
+        })?
+    }
+
     /// A request failed after `took`. Returns until when it counts as load.
     pub(crate) fn failed(&self, seat: SeatId, took: Option<Duration>) -> Option<Instant> {
         self.hear(seat, |marks, now, times| {
@@ -396,7 +410,7 @@ impl WorkerState {
     #[inline]
     pub(crate) fn succeeded(&self, seat: SeatId) {
         if self.has(Mark::Failing.bit() | SUSPECT | TROUBLED) {
-            self.heard(seat, Marks::succeeded);
+            self.hear(seat, |marks, _, _| marks.succeeded());
         }
     }
 

@@ -56,6 +56,7 @@ impl<K, Req> WorkerPoolBuilder<K, Req> {
                 max_waiting: 1024,
                 max_in_flight: u64::MAX,
                 startup_grace: Duration::ZERO,
+                slow_start: Duration::from_secs(1),
             },
         }
     }
@@ -126,6 +127,19 @@ impl<K, Req, P, C> WorkerPoolBuilder<K, Req, P, C> {
     /// number). A worker with as many counts as busy.
     pub fn max_in_flight(mut self, max_in_flight: NonZeroU64) -> Self {
         self.options.max_in_flight = max_in_flight.get();
+        self
+    }
+
+    /// How long a worker that has come, or come back, is brought up to its share
+    /// of the load (default: 1 s; zero is at once; at most a day).
+    ///
+    /// It has no requests in flight when it comes, so a choice by load would
+    /// send it all that come until it has as many as the others. Instead it
+    /// counts as if it had as many as the least loaded of some others, and one
+    /// less from time to time. So nothing is refused or waits for the sake of a slow
+    /// start: where the others have no room it takes what there is.
+    pub fn slow_start(mut self, slow_start: Duration) -> Self {
+        self.options.slow_start = slow_start.min(LONGEST_WAIT);
         self
     }
 

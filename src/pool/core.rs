@@ -64,6 +64,7 @@ pub(super) struct Options<K, Req, P, C> {
     pub(super) max_waiting: usize,
     pub(super) max_in_flight: u64,
     pub(super) startup_grace: Duration,
+    pub(super) slow_start: Duration,
 }
 
 impl<K, Req, P, C> Options<K, Req, P, C> {
@@ -80,6 +81,7 @@ impl<K, Req, P, C> Options<K, Req, P, C> {
             max_waiting: self.max_waiting,
             max_in_flight: self.max_in_flight,
             startup_grace: self.startup_grace,
+            slow_start: self.slow_start,
         }
     }
 
@@ -96,6 +98,7 @@ impl<K, Req, P, C> Options<K, Req, P, C> {
             max_waiting: self.max_waiting,
             max_in_flight: self.max_in_flight,
             startup_grace: self.startup_grace,
+            slow_start: self.slow_start,
         }
     }
 }
@@ -112,7 +115,11 @@ impl<D: Discover, Req, P, C> Core<D, Req, P, C> {
             answers: Answers::new(prefix, model),
             errors: WORKER_SERVICE_ERRORS.counter(prefix, &[model]),
             membership: Membership::new(discover, members.notifier().clone(), prefix, model),
-            rows: sync::Arc::new(Rows::new(members, options.max_in_flight)),
+            rows: sync::Arc::new(Rows::new(
+                members,
+                options.max_in_flight,
+                options.slow_start,
+            )),
             services: Grow::new(),
             places: sync::Arc::new(Places::new(options.max_waiting)),
             grace_until: (!grace.is_zero()).then(|| Instant::now() + grace),

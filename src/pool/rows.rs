@@ -26,6 +26,10 @@ pub(super) struct Rows {
     start: Instant,
     /// A worker with as many requests in flight is full.
     limit: u64,
+    /// How long a worker that has come, or come back, is spared the load that
+    /// the others have: until then it counts as if it had more and more of its
+    /// own requests, and less and less of theirs.
+    slow_start: Duration,
     members: Members,
     table: Mutex<Table>,
 }
@@ -108,16 +112,11 @@ const SAMPLE: u32 = 16;
 /// A worker has no more handicaps at once.
 const MOST_HANDICAPS: u32 = 1024;
 
-/// How long a worker that has come, or come back, is spared the load that the
-/// others have: until then it counts as if it had more and more of its own
-/// requests, and less and less of theirs.
-const SLOW_START: Duration = Duration::from_secs(1);
-
 /// Nothing ends by itself.
 const NEVER: u64 = u64::MAX;
 
 impl Rows {
-    pub(super) fn new(members: Members, limit: u64) -> Self {
+    pub(super) fn new(members: Members, limit: u64, slow_start: Duration) -> Self {
         Self {
             order: Grow::new(),
             open: AtomicU64::new(0),
@@ -125,6 +124,7 @@ impl Rows {
             next_end: AtomicU64::new(NEVER),
             start: Instant::now(),
             limit,
+            slow_start,
             members,
             table: Mutex::new(Table::default()),
         }
@@ -316,10 +316,13 @@ impl Rows {
         }
     }
 
-    /// Has a worker that has come, or come back, count as loaded as the others
-    /// are, and less so with the time.
+    /// Has a worker that has come, or come back, count as loaded as the least
+    /// loaded of some others, and less so with the time.
     fn start_slowly(&self, table: &mut Table, row: u32) {
         if std::mem::replace(&mut table.rows[row as usize].is_settled, true) {
+            return;
+        }
+        if self.slow_start.is_zero() {
             return;
         }
         let open = self.open();
@@ -330,18 +333,18 @@ impl Rows {
         let start = below(open);
         let others = (0..positions).filter_map(|n| self.at((start + n) % open));
         let others = others.filter(|other| *other != row);
-        let loads = others.filter_map(|other| Some(self.facts(other)?.in_flight.get()));
-        let (count, sum) = loads.fold((0, 0), |(count, sum), load| (count + 1, sum + load));
-        let Some(mean) = u64::checked_div(sum, count) else {
+        let loads = others.filter_map(|other| self.facts(other).map(Facts::load));
+        // A sick one may have any number.
+        let Some(least) = loads.min() else {
             return;
         };
         let own = self.facts(row).map_or(0, Facts::load);
-        let missing = mean
+        let missing = least
             .saturating_sub(own)
             .min(u64::from(MOST_HANDICAPS)) as u32;
         let now = Instant::now();
         for n in 1..=missing {
-            self.add_handicap(table, row, now + SLOW_START * n / missing);
+            self.add_handicap(table, row, now + self.slow_start * n / missing);
         }
     }
 
@@ -538,7 +541,7 @@ mod tests {
         fn the_open_rows_are_together_whatever_moves(
             moves in prop::collection::vec((0..20_u32, 0..6_usize), 0..200)
         ) {
-            let rows = Rows::new(Members::new(), u64::MAX);
+            let rows = Rows::new(Members::new(), u64::MAX, Duration::ZERO);
             for row in 0..20 {
                 prop_assert_eq!(rows.allocate(1, 0), row);
             }
@@ -559,7 +562,7 @@ mod tests {
         fn a_row_is_due_no_later_than_its_mark_ends_and_ends_stay_few(
             ends in prop::collection::vec((0..4_u32, 1..1000_u64), 1..300)
         ) {
-            let rows = Rows::new(Members::new(), u64::MAX);
+            let rows = Rows::new(Members::new(), u64::MAX, Duration::ZERO);
             let start = rows.start;
             let at = |ms| start + Duration::from_millis(ms);
             (0..4).for_each(|_| { rows.allocate(1, 0); });
@@ -582,7 +585,7 @@ mod tests {
 
     #[test]
     fn a_full_row_counts_as_busy_until_it_has_room() {
-        let rows = Rows::new(Members::new(), 2);
+        let rows = Rows::new(Members::new(), 2, Duration::ZERO);
         let row = rows.allocate(1, 0);
         rows.moved(row, outlook(Standing::Open, None));
         rows.limit_crossed(row);

@@ -161,7 +161,7 @@ impl Model {
 }
 
 async fn run(steps: Vec<Step>) {
-    let (mut fleet, stack) = Fleet::of(&[]);
+    let (mut fleet, stack) = Fleet::unasked(&[]);
     let mut stack = buffered(stack);
     let mut model = Model::default();
     let mut busy_marks = IDS.map(|id| fleet.set.busy_mark(id));

@@ -58,7 +58,7 @@ async fn those_who_queued_behind_a_vain_wait_are_answered_with_it_and_later_ones
 async fn a_probe_that_is_dispatched_does_not_start_the_wait_of_the_others_anew() {
     // One worker refuses a connection once, and then never answers; the other
     // one is busy.
-    let (fleet, stack) = Fleet::of(&["hangs", "busy"]);
+    let (fleet, stack) = Fleet::unasked(&["hangs", "busy"]);
     let mut busy = fleet.set.busy_mark("busy");
     busy.set(None);
     let hangs = fleet.worker("hangs");

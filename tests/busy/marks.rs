@@ -64,7 +64,7 @@ async fn a_response_that_completes_ends_the_lease_early() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_the_worker_named_ends_by_time_only_and_is_bounded() {
+async fn a_time_that_the_worker_named_bounds_the_lease_and_a_completion_ends_it() {
     let (fleet, mut stack) = Fleet::of(&["a"]);
     let worker = fleet.worker("a");
     worker.script(Script::Stream);
@@ -73,7 +73,6 @@ async fn a_lease_that_the_worker_named_ends_by_time_only_and_is_bounded() {
     worker.script(Script::Status(529, Some(7)));
     assert_eq!(send(&mut stack).await, AT_CAPACITY);
     worker.script(Script::Serve);
-    drop(streaming);
     sleep(ms(6_990)).await;
     assert_eq!(send(&mut stack).await, ALL_BUSY);
     sleep(ms(12)).await;
@@ -82,18 +81,50 @@ async fn a_lease_that_the_worker_named_ends_by_time_only_and_is_bounded() {
     worker.script(Script::Status(529, Some(1_000_000)));
     assert_eq!(send(&mut stack).await, AT_CAPACITY);
     worker.script(Script::Serve);
-    sleep(ms(30_002)).await;
+    sleep(ms(29_990)).await;
+    assert_eq!(send(&mut stack).await, ALL_BUSY);
+    sleep(ms(12)).await;
+    assert_eq!(send(&mut stack).await, OK, "no lease is longer than max_lease");
+
+    worker.script(Script::Status(529, Some(7)));
+    assert_eq!(send(&mut stack).await, AT_CAPACITY);
+    worker.script(Script::Serve);
+    assert_eq!(send(&mut stack).await, ALL_BUSY);
+    drop(streaming);
+    assert_eq!(send(&mut stack).await, OK, "there is room again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_time_named_by_a_worker_that_runs_nothing_of_ours_is_no_longer_than_the_lease() {
+    let (fleet, mut stack) = Fleet::of(&["a"]);
+    fleet.worker("a").script(Script::Status(529, Some(7)));
+    assert_eq!(send(&mut stack).await, AT_CAPACITY);
+    fleet.worker("a").script(Script::Serve);
+    sleep(ms(990)).await;
+    assert_eq!(send(&mut stack).await, ALL_BUSY);
+    sleep(ms(12)).await;
     assert_eq!(send(&mut stack).await, OK);
 }
 
 #[tokio::test(start_paused = true)]
-async fn any_other_answer_of_a_worker_is_no_refusal() {
+async fn statuses_that_say_full_are_refusals_and_others_are_not() {
+    for refusal in [(429, None), (429, Some(5)), (503, Some(5)), (529, None)] {
+        let (fleet, mut stack) = Fleet::of(&["a"]);
+        fleet
+            .worker("a")
+            .script(Script::Status(refusal.0, refusal.1));
+        assert_eq!(send(&mut stack).await, AT_CAPACITY, "{refusal:?}");
+        assert!(fleet.set.marks(&"a").has(Mark::Leased), "{refusal:?}");
+    }
     let (fleet, mut stack) = Fleet::of(&["a"]);
-    for status in [200, 400, 404, 408, 422, 429, 499, 500, 502, 503, 504] {
+    for status in [200, 400, 404, 408, 422, 499, 500, 502, 504] {
         fleet.worker("a").script(Script::Status(status, Some(5)));
         assert_eq!(send(&mut stack).await, Got::Served(status));
         assert!(!fleet.set.marks(&"a").is_excluded(), "{status}");
     }
+    fleet.worker("a").script(Script::Status(503, None));
+    assert_eq!(send(&mut stack).await, Got::Served(503));
+    assert!(!fleet.set.marks(&"a").has(Mark::Leased));
 }
 
 #[tokio::test(start_paused = true)]

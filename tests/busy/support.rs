@@ -242,7 +242,20 @@ impl Fleet {
         workers: impl IntoIterator<Item = Worker>,
         configure: impl FnOnce(BusyFilterLayer) -> BusyFilterLayer,
     ) -> (Self, Stack) {
-        let set = BusySet::new();
+        Self::on(BusySet::new(), workers, configure)
+    }
+
+    /// With marks that end by what they are said to end by, and by no probe.
+    pub fn unasked(ids: &[Id]) -> (Self, Stack) {
+        let set = BusySet::<Id>::builder().probe_after(None).build().unwrap();
+        Self::on(set, ids.iter().map(|id| Worker::new(id)), |layer| layer)
+    }
+
+    fn on(
+        set: BusySet<Id>,
+        workers: impl IntoIterator<Item = Worker>,
+        configure: impl FnOnce(BusyFilterLayer) -> BusyFilterLayer,
+    ) -> (Self, Stack) {
         let (roster, changes) = roster();
         let stack = stock_with(changes, set.clone(), configure);
         let mut fleet = Self {

@@ -122,8 +122,8 @@ struct Room(u8);
 struct NoRoom;
 
 impl Classify<Room> for NoRoom {
-    fn response(&self, response: &Room) -> Option<Refusal> {
-        (response.0 == 0).then(Refusal::default)
+    fn response(&self, response: &Room) -> Option<Fault> {
+        (response.0 == 0).then(|| Fault::Refused(Refusal::default()))
     }
 
     fn error(&self, _: &(dyn Error + 'static)) -> Fault {

@@ -15,6 +15,7 @@ use std::{
     num::NonZeroU64,
     sync::{Arc, Mutex},
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 use tokio::{sync::oneshot, task::yield_now, time::Instant};
 use tokio_test::task::Spawn;
@@ -34,19 +35,21 @@ pub const IDS: u8 = 3;
 pub enum Reply {
     Answer,
     Refusal(Option<u64>),
+    Failure,
 }
 
 #[derive(Clone, Copy)]
 pub struct ByReply;
 
 impl Classify<Reply> for ByReply {
-    fn response(&self, reply: &Reply) -> Option<Refusal> {
+    fn response(&self, reply: &Reply) -> Option<Fault> {
         match reply {
             Reply::Answer => None,
-            Reply::Refusal(named) => Some(Refusal {
+            Reply::Failure => Some(Fault::Failed),
+            Reply::Refusal(named) => Some(Fault::Refused(Refusal {
                 retry_after: named.map(ms),
                 only_this_request: false,
-            }),
+            })),
         }
     }
 
@@ -153,14 +156,16 @@ impl Real {
             .max_lease(ms(MAX_LEASE))
             .cooldown(ms(COOLDOWN))
             .max_cooldown(ms(MAX_COOLDOWN))
-            .probe_timeout(ms(PROBE_TIMEOUT));
+            .probe_timeout(ms(PROBE_TIMEOUT))
+            .probe_after(None);
         let set: BusySet<u8> = set.build().unwrap();
         let (roster, changes) = roster();
         let mut pool = WorkerPoolBuilder::new(set.clone())
             .policy(ByReply)
             .completion(Keep)
             .max_wait(ms(MAX_WAIT))
-            .max_waiting(MAX_WAITING);
+            .max_waiting(MAX_WAITING)
+            .slow_start(Duration::ZERO);
         if let Some(limit) = limit.and_then(NonZeroU64::new) {
             pool = pool.max_in_flight(limit);
         }
@@ -188,7 +193,7 @@ impl Real {
     }
 
     pub fn instant(&self, ms: u64) -> Instant {
-        self.start + std::time::Duration::from_millis(ms)
+        self.start + Duration::from_millis(ms)
     }
 
     /// Polls a request, and has the plain one do the same.

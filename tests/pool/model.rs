@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, io, task::Poll, task::Waker};
 use tokio::time::advance;
 use tokio_test::task::spawn;
 use tower::Service;
-use tower_overload::{OverloadReason, ServiceOverloaded, busy::Trail};
+use tower_overload::{Limit, LimitPassed, OverloadReason, ServiceOverloaded, busy::Trail};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -41,7 +41,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let heard = prop_oneof![
         4 => Just(Heard::Answered),
         2 => option::of(1..60_u64).prop_map(Heard::Refused),
+        3 => Just(Heard::Unreachable),
+        2 => Just(Heard::Lost),
         4 => Just(Heard::Failed),
+        2 => Just(Heard::AnsweredBadly),
         1 => Just(Heard::Other),
     ];
     let busy = option::weighted(0.6, option::weighted(0.7, 1..25_u64));
@@ -172,8 +175,11 @@ fn outcome(real: &mut Real, request: usize, heard: Heard) {
     let outcome = real.outcomes[request].take().unwrap();
     let sent = outcome.send(match heard {
         Heard::Answered => Ok(Reply::Answer),
+        Heard::AnsweredBadly => Ok(Reply::Failure),
         Heard::Refused(named) => Ok(Reply::Refusal(named)),
-        Heard::Failed => Err(io::Error::from(io::ErrorKind::ConnectionRefused).into()),
+        Heard::Unreachable => Err(io::Error::from(io::ErrorKind::ConnectionRefused).into()),
+        Heard::Lost => Err(io::Error::from(io::ErrorKind::ConnectionReset).into()),
+        Heard::Failed => Err(LimitPassed::new(Limit::Head, ms(1)).into()),
         Heard::Other | Heard::Completed => Err("something else".into()),
     });
     assert!(sent.is_ok());
@@ -183,14 +189,16 @@ fn outcome(real: &mut Real, request: usize, heard: Heard) {
         panic!("{request} has no answer");
     };
     match (heard, answer) {
-        (Heard::Answered, Ok(response)) => real.responses[request] = Some(response),
+        (Heard::Answered | Heard::AnsweredBadly, Ok(response)) => real.responses[request] = Some(response),
         (Heard::Refused(_), Err(error)) => {
             let refused = ServiceOverloaded::find_in(&*error).unwrap();
             assert_eq!(refused.reason(), OverloadReason::WorkerAtCapacity);
             assert_eq!(error_got(&*error), AT_CAPACITY);
         }
-        (Heard::Failed, Err(error)) => assert_eq!(error_got(&*error), Got::Unreachable),
-        (Heard::Other, Err(error)) => assert_eq!(error_got(&*error), Got::Other),
+        (Heard::Unreachable | Heard::Lost, Err(error)) => {
+            assert_eq!(error_got(&*error), Got::Unreachable);
+        }
+        (Heard::Failed | Heard::Other, Err(error)) => assert_eq!(error_got(&*error), Got::Other),
         (heard, _) => panic!("{heard:?} was told otherwise"),
     }
     // It is kept until here: what is over takes no place, whoever holds it.

@@ -11,7 +11,7 @@ use std::{
 };
 use tower::Service;
 use tower_overload::{
-    busy::{BusyMark, Completion},
+    busy::{BusyMark, Completion, JudgeBody},
     completion::TrackedBody,
     load::WorkerLoad,
     pool::pick::{Affinity, LeastLoaded},
@@ -24,7 +24,7 @@ pub fn streaming(configure: impl FnOnce(Builder) -> Builder) -> Fleet {
     Fleet::with(IDS.map(|id| Worker::doing(id, Script::Stream)), configure)
 }
 
-pub type Running = Response<TrackedBody<TestBody, Completion>>;
+pub type Running = Response<TrackedBody<TestBody, Completion, JudgeBody>>;
 
 /// Sends so many requests, of which all run in the end; how many each worker
 /// has got.

@@ -1,7 +1,10 @@
 //! A pool as its documentation has it, kept as plainly as can be: whoever asks
 //! has everything worked out anew.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
 
 /// Times in milliseconds.
 pub const LEASE: u64 = 10;
@@ -37,8 +40,89 @@ pub enum Reach {
 pub struct Member {
     pub number: u32,
     pub lease: Option<u64>,
-    pub named: Option<u64>,
     pub reach: Reach,
+    pub failing: Reach,
+    /// The last 32 outcomes, the latest first, and whether each was a failure.
+    pub outcomes: VecDeque<bool>,
+    /// How long a success takes there.
+    pub takes: Option<Duration>,
+    /// Until when failures count as load, since the start.
+    pub handicaps: Vec<Duration>,
+    pub completed: u64,
+}
+
+impl Member {
+    fn new(number: u32) -> Self {
+        Self {
+            number,
+            lease: None,
+            reach: Reach::Fine,
+            failing: Reach::Fine,
+            outcomes: VecDeque::new(),
+            takes: None,
+            handicaps: Vec::new(),
+            completed: 0,
+        }
+    }
+
+    /// Whether too many requests have failed.
+    fn fails(&self) -> bool {
+        let in_a_row = self.outcomes.iter().take_while(|failed| **failed).count();
+        in_a_row >= 5 || self.outcomes.iter().filter(|failed| **failed).count() >= 16
+    }
+
+    fn outcome(&mut self, failed: bool) {
+        self.outcomes.push_front(failed);
+        self.outcomes.truncate(32);
+    }
+
+    pub fn succeeded(&mut self, now: u64) {
+        self.outcome(false);
+        if matches!(self.failing.at(now), Reach::Suspect { .. } | Reach::Probed { .. }) {
+            self.failing = Reach::Fine;
+            self.outcomes.clear();
+        }
+    }
+
+    pub fn failed(&mut self, now: u64, since: Option<u64>) {
+        self.outcome(true);
+        self.failing = match self.failing.at(now) {
+            Reach::Fine if !self.fails() => Reach::Fine,
+            failing => failing.excluded(now),
+        };
+        let takes = self.takes.unwrap_or(Duration::from_millis(COOLDOWN));
+        let took = Duration::from_millis(since.map_or(0, |since| now - since));
+        let counts = takes.saturating_sub(took);
+        self.handicaps.push(Duration::from_millis(now) + counts);
+    }
+}
+
+impl Reach {
+    pub fn at(self, now: u64) -> Self {
+        match self {
+            Self::Down { until, cooldown }
+            | Self::Probed {
+                until, cooldown, ..
+            } if until <= now => Self::Suspect { cooldown },
+            reach => reach,
+        }
+    }
+
+    pub fn excluded(self, now: u64) -> Self {
+        let cooldown = match self {
+            Self::Down { .. } => return self,
+            Self::Fine => COOLDOWN,
+            Self::Suspect { cooldown } | Self::Probed { cooldown, .. } => {
+                (cooldown * 2).min(MAX_COOLDOWN)
+            }
+        };
+        let until = now + cooldown;
+        Self::Down { until, cooldown }
+    }
+
+    fn is_down(self) -> bool {
+        matches!(self, Self::Down { .. })
+    }
 }
 
 /// What is said of an id, whoever has it.
@@ -64,6 +148,12 @@ pub struct Asking {
     pub deadline: u64,
     pub asked: BTreeSet<u8>,
     pub has_place: bool,
+    /// Since when it is with its worker, if that is watched.
+    pub since: Option<u64>,
+    /// The responses that had completed there when it came.
+    pub before: u64,
+    /// Its response says that it failed.
+    pub has_failed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,13 +228,7 @@ impl Plain {
         for (id, number) in std::mem::take(&mut self.unapplied) {
             self.members.remove(&id);
             if let Some(number) = number {
-                let member = Member {
-                    number,
-                    lease: None,
-                    named: None,
-                    reach: Reach::Fine,
-                };
-                self.members.insert(id, member);
+                self.members.insert(id, Member::new(number));
             }
         }
     }
@@ -181,7 +265,6 @@ impl Plain {
         let member = &self.members[&id];
         busy.is_some_and(|until| until.is_none() || ahead(until))
             || ahead(member.lease)
-            || ahead(member.named)
     }
 
     pub fn is_draining(&self, id: u8) -> bool {
@@ -190,28 +273,87 @@ impl Plain {
 
     /// Whether, and how, the worker can be reached now.
     pub fn reach(&self, id: u8) -> Reach {
-        match self.members[&id].reach {
-            Reach::Down { until, cooldown }
-            | Reach::Probed {
-                until, cooldown, ..
-            } if until <= self.now => Reach::Suspect { cooldown },
-            reach => reach,
+        self.members[&id].reach.at(self.now)
+    }
+
+    pub fn failing(&self, id: u8) -> Reach {
+        self.members[&id].failing.at(self.now)
+    }
+
+    /// Most of those that can be reached are failing.
+    pub fn ignores_failing(&self) -> bool {
+        let ids = self.members.keys().copied();
+        let reachable = ids.filter(|id| !self.is_draining(*id) && !self.reach(*id).is_down());
+        let reachable: Vec<_> = reachable.collect();
+        let failing = reachable.iter().filter(|id| self.failing(**id) != Reach::Fine);
+        2 * failing.count() > reachable.len()
+    }
+
+    /// What keeps requests from a worker that fails, or has failed.
+    fn honoured(&self, id: u8) -> Reach {
+        match self.ignores_failing() {
+            true => Reach::Fine,
+            false => self.failing(id),
         }
     }
 
+    /// Whether a worker gets nothing, whoever asks.
+    pub fn is_excluded(&self, id: u8) -> bool {
+        let is_down = self.reach(id).is_down() || self.honoured(id).is_down();
+        is_down || self.is_draining(id) || self.is_marked(id)
+    }
+
     pub fn standing(&self, id: u8) -> Standing {
-        let reach = self.reach(id);
+        let both = [self.reach(id), self.honoured(id)];
         let is_full = |limit| self.in_flight_of((id, self.members[&id].number)) >= limit;
-        let is_down = matches!(reach, Reach::Down { .. }) || self.is_draining(id);
-        match (reach, self.is_marked(id)) {
-            _ if is_down => Standing::Unusable,
-            (Reach::Fine, true) => Standing::Shed,
-            (_, true) => Standing::Unusable,
-            (Reach::Probed { .. }, _) => Standing::Held,
-            (Reach::Fine, _) if self.limit.is_some_and(is_full) => Standing::Shed,
-            (_, _) if self.limit.is_some_and(is_full) => Standing::Unusable,
-            _ => Standing::Open,
+        let is_full = self.limit.is_some_and(is_full);
+        let is_known = both == [Reach::Fine; 2];
+        if self.is_draining(id) || both.into_iter().any(Reach::is_down) {
+            Standing::Unusable
+        } else if self.is_marked(id) {
+            match is_known {
+                true => Standing::Shed,
+                false => Standing::Unusable,
+            }
+        } else if both.iter().any(|it| matches!(it, Reach::Probed { .. })) {
+            Standing::Held
+        } else {
+            match (is_full, is_known) {
+                (false, _) => Standing::Open,
+                (true, true) => Standing::Shed,
+                (true, false) => Standing::Unusable,
+            }
         }
+    }
+
+    /// The requests in flight, and the failures that count as such.
+    pub fn load(&self, id: u8) -> usize {
+        let member = &self.members[&id];
+        let now = Duration::from_millis(self.now);
+        let handicaps = member.handicaps.iter().filter(|until| **until > now);
+        self.in_flight_of((id, member.number)) + handicaps.count()
+    }
+
+    /// A request is with a worker from here on.
+    pub fn joins(&mut self, request: usize, (id, number): Connection) {
+        let (reach, failing) = (self.reach(id), self.failing(id));
+        let (now, member) = (self.now, self.members.get_mut(&id).unwrap());
+        let is_troubled = member.outcomes.contains(&true);
+        let is_watched = is_troubled || reach != Reach::Fine || failing != Reach::Fine;
+        let probed = |it| match it {
+            Reach::Suspect { cooldown } => Reach::Probed {
+                until: now + PROBE_TIMEOUT,
+                cooldown,
+                by: request,
+            },
+            it => it,
+        };
+        (member.reach, member.failing) = (probed(reach), probed(failing));
+        let before = member.completed;
+        let asking = &mut self.requests[request];
+        asking.phase = Phase::Chosen((id, number));
+        asking.since = is_watched.then_some(now);
+        asking.before = before;
     }
 
     /// Alive, usable and eligible workers.
@@ -231,9 +373,16 @@ impl Plain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
     Refused(Option<u64>),
+    /// It could not be reached.
+    Unreachable,
+    /// The connection was lost.
+    Lost,
+    /// It took too long.
     Failed,
     Other,
     Answered,
+    /// It answered with a failure.
+    AnsweredBadly,
     /// The response of one that was answered is over.
     Completed,
 }

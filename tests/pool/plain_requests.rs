@@ -1,10 +1,10 @@
 //! What becomes of a request, as the documentation has it.
 
 use crate::plain::{
-    Asking, COOLDOWN, Connection, Heard, LEASE, MAX_COOLDOWN, MAX_LEASE, MAX_WAIT, MAX_WAITING,
-    PROBE_TIMEOUT, Phase, Plain, Reach, Seen, Standing, Verdict,
+    Asking, Connection, Heard, LEASE, MAX_LEASE, MAX_WAIT, MAX_WAITING, Phase, Plain, Reach, Seen,
+    Standing, Verdict,
 };
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 impl Plain {
     /// Those of which one has to be chosen, or what is to be said; `None` to
@@ -34,7 +34,7 @@ impl Plain {
             .copied()
             .collect();
         let among = if unasked.is_empty() { open } else { unasked };
-        let load = |id: u8| self.in_flight_of((id, self.members[&id].number));
+        let load = |id: u8| self.load(id);
         let loads = among.iter().map(|id| load(**id));
         let (least, most) = (
             loads.clone().min().unwrap_or(0),
@@ -51,12 +51,8 @@ impl Plain {
     }
 
     /// Whether the worker that a request waits for gets nothing any more.
-    fn is_excluded(&self, connection: Connection) -> bool {
-        let id = connection.0;
-        !self.has(connection)
-            || self.is_draining(id)
-            || self.is_marked(id)
-            || matches!(self.reach(id), Reach::Down { .. })
+    fn has_closed(&self, connection: Connection) -> bool {
+        !self.has(connection) || self.is_excluded(connection.0)
     }
 
     /// Whether a request has something to do, so that it has to be woken.
@@ -66,7 +62,7 @@ impl Plain {
         match asking.phase {
             Phase::Parked => due || self.choice(&asking.asked) != Err(None),
             Phase::Chosen(it) => {
-                due || self.is_excluded(it)
+                due || self.has_closed(it)
                     || self.broken.contains(&it)
                     || !self.unready.contains(&it)
             }
@@ -80,6 +76,9 @@ impl Plain {
             deadline: since + MAX_WAIT,
             asked,
             has_place: false,
+            since: None,
+            before: 0,
+            has_failed: false,
         });
         self.requests.len() - 1
     }
@@ -94,24 +93,13 @@ impl Plain {
                         let chosen = seen.chosen.pop_front();
                         let chosen = chosen.unwrap_or_else(|| panic!("none of {admissible:?}"));
                         assert!(admissible.contains(&chosen), "{chosen:?} of {admissible:?}");
-                        if let Reach::Suspect { cooldown } = self.reach(chosen.0) {
-                            let until = self.now + PROBE_TIMEOUT;
-                            self.reached(
-                                chosen.0,
-                                Reach::Probed {
-                                    until,
-                                    cooldown,
-                                    by: request,
-                                },
-                            );
-                        }
-                        self.requests[request].phase = Phase::Chosen(chosen);
+                        self.joins(request, chosen);
                         continue;
                     }
                     Err(Some(verdict)) => return Some(self.answered(request, verdict)),
                     Err(None) => {}
                 },
-                Phase::Chosen(it) if self.is_excluded(it) => {
+                Phase::Chosen(it) if self.has_closed(it) => {
                     self.leave(request, Phase::Parked);
                     continue;
                 }
@@ -145,20 +133,21 @@ impl Plain {
         verdict
     }
 
-    fn reached(&mut self, id: u8, reach: Reach) {
-        if let Some(member) = self.members.get_mut(&id) {
-            member.reach = reach;
-        }
-    }
-
     /// The request leaves its worker, of which it says nothing.
     pub fn leave(&mut self, request: usize, to: Phase) {
-        if let Phase::Chosen(it) | Phase::Sent(it) = self.requests[request].phase {
-            match self.has(it).then(|| self.reach(it.0)) {
-                Some(Reach::Probed { cooldown, by, .. }) if by == request => {
-                    self.reached(it.0, Reach::Suspect { cooldown });
-                }
-                _ => {}
+        if let Phase::Chosen(it) | Phase::Sent(it) | Phase::Answered(it) =
+            self.requests[request].phase
+        {
+            if self.has(it) {
+                let given_up = |reach| match reach {
+                    Reach::Probed { cooldown, by, .. } if by == request => {
+                        Reach::Suspect { cooldown }
+                    }
+                    reach => reach,
+                };
+                let (reach, failing) = (self.reach(it.0), self.failing(it.0));
+                let member = self.members.get_mut(&it.0).unwrap();
+                (member.reach, member.failing) = (given_up(reach), given_up(failing));
             }
         }
         let asking = &mut self.requests[request];
@@ -168,44 +157,55 @@ impl Plain {
 
     /// What the answer to a request says of its worker, if that is still there.
     pub fn heard(&mut self, request: usize, heard: Heard) {
-        let (Phase::Sent(it) | Phase::Answered(it)) = self.requests[request].phase else {
+        let asking = self.requests[request].clone();
+        let (Phase::Sent(it) | Phase::Answered(it)) = asking.phase else {
             panic!("no worker has {request}");
         };
-        let now = self.now;
+        let (now, since) = (self.now, asking.since);
         if self.has(it) {
+            let is_alone = self.in_flight_of(it) == 1;
             let reach = self.reach(it.0);
-            let (id, member) = (it.0, self.members.get_mut(&it.0).unwrap());
-            match (heard, reach) {
-                (Heard::Refused(named), _) => {
-                    let (end, until) = match named {
-                        Some(named) => (&mut member.named, now + named.min(MAX_LEASE)),
-                        None => (&mut member.lease, now + LEASE),
-                    };
-                    *end = (*end).max(Some(until));
-                    self.reached(id, Reach::Fine);
+            let member = self.members.get_mut(&it.0).unwrap();
+            match heard {
+                Heard::Refused(named) => {
+                    member.reach = Reach::Fine;
+                    let longest = if is_alone { LEASE } else { MAX_LEASE };
+                    let lease = named.map_or(LEASE, |named| named.min(longest));
+                    if member.completed == asking.before {
+                        member.lease = member.lease.max(Some(now + lease));
+                    }
                 }
-                (Heard::Answered, _) => self.reached(id, Reach::Fine),
-                (Heard::Completed, _) => member.lease = None,
-                (Heard::Failed, Reach::Down { .. }) | (Heard::Other, _) => {}
-                (Heard::Failed, reach) => {
-                    let cooldown = match reach {
-                        Reach::Suspect { cooldown } | Reach::Probed { cooldown, .. } => {
-                            (cooldown * 2).min(MAX_COOLDOWN)
+                Heard::Unreachable => member.reach = reach.excluded(now),
+                Heard::Lost if is_alone || reach != Reach::Fine => {
+                    member.reach = reach.excluded(now);
+                }
+                Heard::Lost => member.failed(now, since),
+                Heard::Failed | Heard::AnsweredBadly => {
+                    member.reach = Reach::Fine;
+                    member.failed(now, since);
+                }
+                Heard::Answered => member.reach = Reach::Fine,
+                Heard::Completed => {
+                    member.lease = None;
+                    member.completed += 1;
+                    if !asking.has_failed {
+                        member.succeeded(now);
+                        if let Some(since) = since {
+                            let took = Duration::from_millis(now - since);
+                            let takes = member.takes.unwrap_or(took);
+                            member.takes = Some((takes * 7 + took) / 8);
                         }
-                        _ => COOLDOWN,
-                    };
-                    self.reached(
-                        id,
-                        Reach::Down {
-                            until: now + cooldown,
-                            cooldown,
-                        },
-                    );
+                    }
                 }
+                Heard::Other => {}
             }
         }
         match heard {
-            Heard::Answered => self.requests[request].phase = Phase::Answered(it),
+            Heard::Answered | Heard::AnsweredBadly => {
+                let asking = &mut self.requests[request];
+                asking.phase = Phase::Answered(it);
+                asking.has_failed = heard == Heard::AnsweredBadly;
+            }
             _ => self.leave(request, Phase::Over),
         }
     }

@@ -61,11 +61,18 @@ async fn of_four_workers_the_one_without_a_mark_gets_every_request() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refusal_names_its_worker_and_leases_it_for_its_time() {
-    for (script, lease) in [
-        (Script::Status(529, None), secs(1)),
-        (Script::Status(529, Some(4)), secs(4)),
+    for (script, is_at_work, lease) in [
+        (Script::Status(529, None), true, secs(1)),
+        (Script::Status(529, Some(4)), true, secs(4)),
+        // None of ours is there that could end it early.
+        (Script::Status(529, Some(4)), false, secs(1)),
     ] {
-        let fleet = Fleet::of([Worker::doing("a", script)]);
+        let fleet = Fleet::of([Worker::doing("a", Script::Stream)]);
+        let _at_work = match is_at_work {
+            true => Some(fleet.call().await.unwrap()),
+            false => None,
+        };
+        fleet.worker("a").script(script);
         let start = Instant::now();
         let error = fleet.call().await.unwrap_err();
         let refused = ServiceOverloaded::find_in(&*error).unwrap();
@@ -87,7 +94,7 @@ async fn a_completed_response_ends_a_lease_and_a_status_that_is_no_refusal_makes
     assert_eq!(fleet.send().await, AT_CAPACITY);
     assert_eq!(fleet.send().await, ALL_BUSY);
     drop(response);
-    for status in [404, 429, 500, 503] {
+    for status in [404, 500, 503] {
         fleet.worker("a").script(Script::Status(status, None));
         assert_eq!(fleet.send().await, Got::Served(status));
     }
