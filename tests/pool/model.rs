@@ -33,7 +33,8 @@ enum Step {
     Advance(u64),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+/// The more `failing`, the more requests fail at their workers.
+fn steps(failing: u32) -> impl Strategy<Value = Vec<Step>> {
     let id = || 0..IDS;
     let n = || 0..8_usize;
     let asked = subsequence((0..IDS).collect::<Vec<_>>(), 0..=IDS as usize);
@@ -43,8 +44,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => option::of(1..60_u64).prop_map(Heard::Refused),
         3 => Just(Heard::Unreachable),
         2 => Just(Heard::Lost),
-        4 => Just(Heard::Failed),
-        2 => Just(Heard::AnsweredBadly),
+        4 + 4 * failing => Just(Heard::Failed),
+        2 + 4 * failing => Just(Heard::AnsweredBadly),
         1 => Just(Heard::Other),
     ];
     let busy = option::weighted(0.6, option::weighted(0.7, 1..25_u64));
@@ -61,7 +62,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => id().prop_map(Step::Break),
         6 => prop_oneof![Just(1), Just(PROBE_TIMEOUT), 1..35_u64].prop_map(Step::Advance),
     ];
-    vec(step, 1..90)
+    vec(step, 1..120)
 }
 
 /// The n-th of those that are in such a phase.
@@ -210,7 +211,7 @@ proptest! {
 
     #[test]
     fn every_verdict_wake_and_count_is_that_of_the_plain_pool(
-        steps in steps(),
+        steps in (0..10_u32).prop_flat_map(steps),
         limit in option::of(1..3_u64),
         of_all: bool,
         has_driver: bool,
