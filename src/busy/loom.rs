@@ -27,7 +27,7 @@ impl ArcWake for Woken {
 
 /// What an endpoint does in `poll_ready`.
 fn poll(state: &WorkerState, seat: SeatId, woken: &std::sync::Arc<Woken>) -> bool {
-    state.is_open() || state.check(seat, Instant::now(), &waker(woken.clone())) == Check::Open
+    state.is_open() || state.check(seat, false, Instant::now(), &waker(woken.clone())) == Check::Open
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn loom_an_endpoint_that_waits_for_its_own_service_hears_of_a_mark() {
         });
         let woken = std::sync::Arc::new(Woken(Flag::new(false)));
         // Its service is pending: it looks whether it may go on waiting.
-        let waits = state.is_open() && state.watch(seat, &waker(woken.clone()));
+        let waits = state.is_open() && state.watch(seat, false, &waker(woken.clone()));
         let mark = monitor.join().unwrap();
         assert!(!waits || woken.0.load(SeqCst), "no timer is armed");
         drop(mark);
@@ -99,6 +99,30 @@ fn loom_marks_of_two_kinds_race_and_the_counts_are_right() {
 }
 
 #[test]
+fn loom_a_failing_endpoint_is_woken_when_most_of_those_that_are_left_fail() {
+    model(3, || {
+        let set = BusySet::<u32>::new();
+        let members = Members::new();
+        let (state, seat) = set.place(0).attach(&watch(&members));
+        let (well, of_well) = set.place(1).attach(&watch(&members));
+        for _ in 0..5 {
+            state.failed(seat, None);
+        }
+        let leaves = thread::spawn(move || well.detach(of_well));
+        let woken = std::sync::Arc::new(Woken(Flag::new(false)));
+        let task = waker(woken.clone());
+        let turn = members.turns().observe();
+        turn.register(&task);
+        let ignores = members.ignores_failing();
+        let open = state.check(seat, ignores, Instant::now(), &task) == Check::Open;
+        leaves.join().unwrap();
+        assert!(open || woken.0.load(SeqCst), "asleep while it is free");
+        assert!(members.ignores_failing());
+        state.detach(seat);
+    });
+}
+
+#[test]
 fn loom_a_worker_that_leaves_while_it_is_marked_leaves_nothing() {
     model(2, || {
         let set = BusySet::<u32>::new();
@@ -112,7 +136,7 @@ fn loom_a_worker_that_leaves_while_it_is_marked_leaves_nothing() {
         set.forget(&0);
         let late = thread::spawn({
             let state = state.clone();
-            move || state.refused(seat, None, true)
+            move || state.failed_to_connect(seat)
         });
         state.detach(seat);
         monitor.join().unwrap();

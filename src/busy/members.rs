@@ -35,8 +35,9 @@ struct Inner {
     /// The members that are failing, and those that can be reached, read
     /// together: 32 bits each.
     health: AtomicU64,
-    /// Those who wait know that the mark is ignored, or honoured.
-    told_ignoring: AtomicBool,
+    /// It began or ended that the mark is ignored, and those who wait do not
+    /// know it yet.
+    has_turned: AtomicBool,
     /// Wakes those who wait for one failing worker when that changes.
     turns: Notifier,
     alive: AtomicU64,
@@ -85,7 +86,7 @@ impl Members {
             inner: Arc::new(Inner {
                 counts: [AtomicU64::new(0), AtomicU64::new(0)],
                 health: AtomicU64::new(0),
-                told_ignoring: AtomicBool::new(false),
+                has_turned: AtomicBool::new(false),
                 turns: Notifier::new(),
                 alive: AtomicU64::new(0),
                 joins: AtomicU64::new(0),
@@ -110,8 +111,7 @@ impl Members {
     /// has it at a half too.)
     #[inline]
     pub fn ignores_failing(&self) -> bool {
-        let health = self.inner.health.load(Ordering::Acquire);
-        2 * (health >> 32) > health & u64::from(u32::MAX)
+        are_mostly_failing(self.inner.health.load(Ordering::Acquire))
     }
 
     /// Wakes those who wait for one failing worker when it begins or ends that
@@ -211,7 +211,13 @@ impl Members {
         let [honoured, ignored] = &self.inner.counts;
         add(honoured, change(|stands| weight(stands.honoured)));
         add(ignored, change(|stands| weight(stands.ignored)));
-        add(&self.inner.health, change(health));
+        let change = change(health);
+        if change != 0 {
+            let was = self.inner.health.fetch_add(change, Ordering::AcqRel);
+            if are_mostly_failing(was) != are_mostly_failing(was.wrapping_add(change)) {
+                self.inner.has_turned.store(true, Ordering::Release);
+            }
+        }
     }
 }
 
@@ -222,6 +228,11 @@ const fn weight(standing: Standing) -> u64 {
         Standing::Shed => 1 << (2 * BITS),
         Standing::Unusable => 0,
     }
+}
+
+/// Of a `health`, more than half.
+const fn are_mostly_failing(health: u64) -> bool {
+    2 * (health >> 32) > health & u32::MAX as u64
 }
 
 fn health(stands: Stands) -> u64 {
@@ -241,10 +252,8 @@ impl Watch for Members {
     }
 
     fn touched(&self) {
-        let is_ignoring = self.ignores_failing();
-        let told = &self.inner.told_ignoring;
-        if told.load(Ordering::Acquire) != is_ignoring {
-            told.store(is_ignoring, Ordering::Release);
+        let has_turned = &self.inner.has_turned;
+        if has_turned.load(Ordering::Acquire) && has_turned.swap(false, Ordering::AcqRel) {
             self.turns().notify();
         }
         self.notifier().notify();

@@ -23,7 +23,7 @@ struct Pool {
 impl Pool {
     fn new(limit: u64) -> Self {
         let set = BusySet::new();
-        let rows = sync::Arc::new(Rows::new(Members::new(), limit, Duration::ZERO));
+        let rows = sync::Arc::new(Rows::new(Members::new(), limit, std::time::Duration::ZERO));
         let row = rows.allocate(1, 0);
         let watch = sync::Arc::new(RowWatch::new(rows.clone(), row));
         let followed: sync::Arc<dyn Watch> = watch.clone();
