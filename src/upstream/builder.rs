@@ -3,7 +3,7 @@
 use super::{
     HttpWorker, InvalidSetting,
     base::Base,
-    connect::Connector,
+    connect::{Connector, OnConnect},
     forward::Forwarding,
     pool::{Keep, Pool},
     tls::Tls,
@@ -13,7 +13,7 @@ use http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE},
 };
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 /// What is spoken with a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -44,6 +44,7 @@ pub struct HttpWorkerBuilder {
     idle: Option<Duration>,
     max_idle: usize,
     nodelay: bool,
+    on_connect: Option<OnConnect>,
     ca: Option<Vec<u8>>,
     headers: Vec<(String, HeaderValue)>,
     aliases: Vec<(String, String)>,
@@ -60,6 +61,7 @@ impl HttpWorkerBuilder {
             idle: None,
             max_idle: 1024,
             nodelay: true,
+            on_connect: None,
             ca: None,
             headers: Vec::new(),
             aliases: Vec::new(),
@@ -106,6 +108,27 @@ impl HttpWorkerBuilder {
     #[must_use]
     pub const fn nodelay(mut self, yes: bool) -> Self {
         self.nodelay = yes;
+        self
+    }
+
+    /// Calls `told` each time that a connection to the worker was made, before
+    /// anything is sent on it.
+    ///
+    /// A request that finds out whether a worker is back may be answered in a
+    /// minute. That it was connected shows at once that the worker is there:
+    ///
+    /// ```
+    /// # use tower_overload::{BusySet, upstream::HttpWorkerBuilder};
+    /// let set = BusySet::new();
+    /// let marks = set.clone();
+    /// let worker = HttpWorkerBuilder::new()
+    ///     .on_connect(move || marks.reached(&"worker-0"))
+    ///     .build("http://10.0.0.7:8000")?;
+    /// # Ok::<_, tower_overload::upstream::InvalidSetting>(())
+    /// ```
+    #[must_use]
+    pub fn on_connect(mut self, told: impl Fn() + Send + Sync + 'static) -> Self {
+        self.on_connect = Some(Arc::new(told));
         self
     }
 
@@ -179,6 +202,7 @@ impl HttpWorkerBuilder {
             protocol: self.protocol,
             limit: self.connect_limit,
             nodelay: self.nodelay,
+            on_connect: self.on_connect,
         };
         let keep = Keep {
             idle: self.idle,

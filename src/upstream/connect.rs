@@ -6,7 +6,7 @@ use super::{
     io::{Io, Socket},
     tls::Tls,
 };
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     net::{TcpStream, lookup_host},
     time::{Instant, timeout, timeout_at},
@@ -19,7 +19,11 @@ pub(super) struct Connector {
     pub(super) protocol: Protocol,
     pub(super) limit: Option<Duration>,
     pub(super) nodelay: bool,
+    /// Is told of every connection that was made.
+    pub(super) on_connect: Option<OnConnect>,
 }
+
+pub(super) type OnConnect = Arc<dyn Fn() + Send + Sync>;
 
 impl Connector {
     pub(super) fn fault(&self, kind: FaultKind, source: impl Into<BoxError>) -> Fault {
@@ -45,7 +49,11 @@ impl Connector {
                 }
             }
         };
-        connected.map_err(|error| self.fault(FaultKind::NotConnected, error))
+        let io = connected.map_err(|error| self.fault(FaultKind::NotConnected, error))?;
+        if let Some(on_connect) = &self.on_connect {
+            on_connect();
+        }
+        Ok(io)
     }
 
     async fn connect_within(&self, until: Option<Instant>) -> Result<Io, BoxError> {

@@ -19,6 +19,7 @@ mod options;
 mod public;
 mod registry;
 mod scrape;
+mod signs;
 mod stack;
 mod tracking;
 
@@ -26,6 +27,7 @@ pub use balance::Balance;
 pub use limits::WorkerLimits;
 pub use observer::Observer;
 pub use options::GatewayArgs;
+pub use signs::HealthChecks;
 pub use stack::Id;
 pub use tracking::RouterTracking;
 
@@ -98,6 +100,11 @@ pub struct GatewayConfig {
     pub max_in_flight: Option<NonZeroU64>,
     /// How long a request that probes a worker holds the others back.
     pub probe_timeout: Duration,
+    /// How long a worker is busy by the same counts before a request asks it;
+    /// `None` for ever.
+    pub probe_after: Option<Duration>,
+    /// How workers are asked whether they are there, if they are.
+    pub health: Option<HealthChecks>,
     /// How long a worker may take.
     pub limits: WorkerLimits,
     /// How often a request that a worker refused is offered to another.
@@ -145,6 +152,8 @@ impl Default for GatewayConfig {
             max_waiting: 1024,
             max_in_flight: None,
             probe_timeout: Duration::from_secs(1),
+            probe_after: Some(Duration::from_secs(10)),
+            health: None,
             limits: WorkerLimits::default(),
             retry_refused: 1,
             retry_budget_percent: 20,
@@ -208,6 +217,7 @@ impl Gateway {
             tracking: config.router_tracking,
             affinity_header: config.affinity_header,
             probe_timeout: config.probe_timeout,
+            probe_after: config.probe_after,
             limits: config.limits,
             stack: StackOptions {
                 balance: config.balance,
@@ -242,6 +252,9 @@ impl Gateway {
         let mut upkeep = JoinSet::new();
         upkeep.spawn(registry.clone().expire_registrations());
         upkeep.spawn(registry.clone().keep_metrics_small());
+        if let Some(checks) = config.health {
+            upkeep.spawn(signs::ask(registry.clone(), checks));
+        }
         if let Some(tracking) = registry.tracking() {
             let fresh = tracking.keep_fresh();
             upkeep.spawn(async { match fresh.await {} });

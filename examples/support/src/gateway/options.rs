@@ -1,11 +1,11 @@
-use super::{Balance, GatewayConfig, RouterTracking, WorkerLimits, embedded_id};
+use super::{Balance, GatewayConfig, HealthChecks, RouterTracking, WorkerLimits, embedded_id};
 use crate::{
     cli::{Lookup, UsageError, address, base_url, flag_or_env, name, nats_servers, rate, whole},
     engine::Timing,
     worker::WorkerConfig,
 };
 use clap::Parser;
-use http::{HeaderName, Uri};
+use http::{HeaderName, Uri, uri::PathAndQuery};
 use std::{net::SocketAddr, num::NonZeroU64, time::Duration};
 use tower_overload::{
     admission::{Limits, MAX_LIMIT, MIN_QUEUE_LIMIT_IN_ENV},
@@ -149,6 +149,20 @@ pub struct GatewayArgs {
     #[arg(long, default_value = "1000", value_name = "MS", value_parser = whole(1..=DAY_MS))]
     probe_timeout_ms: u64,
 
+    /// How long a worker is busy by counts that stay the same before a request
+    /// asks it whether it still is, in ms; 0 is for ever
+    #[arg(long, default_value = "10000", value_name = "MS", value_parser = whole(0..=DAY_MS))]
+    probe_after_ms: u64,
+
+    /// Ask every worker for this path, such as /health: an answer ends its
+    /// mark as unreachable [default: no worker is asked]
+    #[arg(long, value_name = "PATH", value_parser = path)]
+    health_path: Option<PathAndQuery>,
+
+    /// How often each is asked, and how long its answer may take, in ms
+    #[arg(long, default_value = "2000", value_name = "MS", value_parser = whole(1..=DAY_MS))]
+    health_interval_ms: u64,
+
     /// How long a request waits at most for a worker that takes it, in ms
     #[arg(long, default_value = "3000", value_name = "MS", value_parser = whole(0..=DAY_MS))]
     max_wait_ms: u64,
@@ -255,6 +269,11 @@ fn stays_fresh(interval_ms: u64, stale_after_ms: u64) -> Result<(), UsageError> 
 /// A time of 0 switches it off.
 fn unless_off(ms: u64) -> Option<Duration> {
     (ms > 0).then(|| Duration::from_millis(ms))
+}
+
+fn path(value: &str) -> Result<PathAndQuery, String> {
+    let path = value.parse().ok().filter(|_| value.starts_with('/'));
+    path.ok_or_else(|| "expected a path that begins with /, such as /health".into())
 }
 
 fn header_name(value: &str) -> Result<HeaderName, String> {
@@ -374,6 +393,11 @@ impl GatewayArgs {
             max_waiting: self.max_waiting,
             max_in_flight: self.max_in_flight,
             probe_timeout: Duration::from_millis(self.probe_timeout_ms),
+            probe_after: unless_off(self.probe_after_ms),
+            health: self.health_path.map(|path| HealthChecks {
+                path,
+                interval: Duration::from_millis(self.health_interval_ms),
+            }),
             limits: WorkerLimits {
                 connect: unless_off(self.connect_timeout_ms),
                 head: unless_off(self.head_timeout_ms),

@@ -3,6 +3,7 @@ use super::{
     limits::WorkerLimits,
     public::Reading,
     scrape::{Given, Metrics, Scraping},
+    signs::SignsOfLife,
     stack::{Id, Stack, StackOptions, WorkerClient, stack},
     tracking::{RouterTracking, Tracking, WorkerService},
 };
@@ -45,6 +46,7 @@ pub(super) struct RegistryOptions {
     pub(super) tracking: Option<RouterTracking>,
     pub(super) affinity_header: Option<HeaderName>,
     pub(super) probe_timeout: Duration,
+    pub(super) probe_after: Option<Duration>,
     pub(super) limits: WorkerLimits,
     pub(super) stack: StackOptions,
 }
@@ -84,6 +86,8 @@ struct Registered {
     /// What is given, and the rest from the worker's metrics.
     config: WorkerConfig,
     metrics: Metrics,
+    client: WorkerClient,
+    signs: SignsOfLife,
     /// Keep requests away while they live.
     _drains: Vec<DrainMark>,
     kept: Kept,
@@ -154,11 +158,43 @@ pub(super) struct WorkerView {
     busy: bool,
     leased: bool,
     unreachable: bool,
+    failing: bool,
     draining: bool,
+    marks: Vec<MarkView>,
     ranks: Vec<RankView>,
     kv_total_blocks: Option<u64>,
     max_num_batched_tokens: Option<u64>,
     models: Vec<Arc<str>>,
+}
+
+/// A mark of a worker, as the admin API shows it.
+#[derive(Debug, Serialize)]
+struct MarkView {
+    model: Arc<str>,
+    mark: &'static str,
+    /// For how long it has been on.
+    for_ms: Option<u64>,
+    /// When it ends by itself, if it does.
+    ends_in_ms: Option<u64>,
+    failures_in_a_row: u32,
+    failures_of_last_32: u32,
+}
+
+impl MarkView {
+    fn all(model: &ServedModel, id: &Id) -> Vec<Self> {
+        let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let now = Instant::now();
+        let states = model.set.mark_states(id);
+        let states = states.iter().map(|state| Self {
+            model: model.name.clone(),
+            mark: state.mark().as_str(),
+            for_ms: state.since().map(|since| ms(now - since)),
+            ends_in_ms: state.until().map(|until| ms(until - now)),
+            failures_in_a_row: state.failures_in_a_row(),
+            failures_of_last_32: state.failures_of_last_32(),
+        });
+        states.collect()
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -176,7 +212,7 @@ pub(super) struct ModelView {
     model: Arc<str>,
     /// Those that it knows.
     alive: u64,
-    /// Of these, the ones that are neither unreachable nor draining.
+    /// Of these, the ones that are neither unreachable, failing nor draining.
     usable: u64,
     /// Of those, the ones that are neither busy nor leased.
     eligible: u64,
@@ -317,6 +353,7 @@ impl Registry {
                 .lease(lease)
                 .max_lease(longest)
                 .probe_timeout(self.options.probe_timeout)
+                .probe_after(self.options.probe_after)
                 .build();
             let set = set.map_err(|error| error.to_string())?;
             self.monitor
@@ -343,8 +380,22 @@ impl Registry {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn client(&self, id: &str, url: &Uri) -> Result<WorkerClient, InvalidSetting> {
-        WorkerClient::new(id, url, &self.forwarding, &self.options.limits)
+    fn client(
+        &self,
+        id: &str,
+        url: &Uri,
+        signs: &SignsOfLife,
+    ) -> Result<WorkerClient, InvalidSetting> {
+        let limits = &self.options.limits;
+        WorkerClient::new(id, url, &self.forwarding, limits, signs.clone())
+    }
+
+    /// Those of all workers.
+    pub(super) fn clients(&self) -> Vec<(SignsOfLife, WorkerClient)> {
+        let workers = self.workers();
+        let clients = workers.values();
+        let clients = clients.map(|worker| (worker.signs.clone(), worker.client.clone()));
+        clients.collect()
     }
 
     /// Adds a worker or changes its configuration; with another URL it is
@@ -359,8 +410,12 @@ impl Registry {
         check_name("the id", id)?;
         let url = cli::base_url(&registration.url)
             .map_err(|expected| Refused(format!("url is {:?}: {expected}", registration.url)))?;
+        let signs = match self.workers().get(id) {
+            Some(worker) if worker.url == url => worker.signs.clone(),
+            _ => SignsOfLife::of(id.into()),
+        };
         let client = self
-            .client(id, &url)
+            .client(id, &url, &signs)
             .map_err(|error| Refused(format!("url is {url}: {error}")))?;
         let has_ranks = registration.dp_ranks.is_some();
         let config = WorkerConfig::new(registration.dp_ranks.unwrap_or_else(|| vec![0]))
@@ -428,7 +483,7 @@ impl Registry {
         let configured = metrics::with_local_recorder(&self.recorder, || {
             if metrics.task.is_none() {
                 let scraping = self.scraping.get();
-                metrics.task = scraping.and_then(|it| it.start(&id, client));
+                metrics.task = scraping.and_then(|it| it.start(&id, client.clone()));
             }
             self.monitor.configure(id.clone(), config.clone(), &names)
         });
@@ -453,10 +508,19 @@ impl Registry {
             given,
             config,
             metrics,
+            client,
+            signs,
             _drains: drains,
             kept,
         };
-        drop(old);
+        registered
+            .signs
+            .mark_in(registered.models.iter().map(|model| model.set.clone()));
+        // Whoever registers lives; whether it is reached, a request finds out.
+        registered.signs.alive();
+        if let Some(old) = old.filter(|_| !is_same) {
+            old.signs.end();
+        }
         let view = self.view(&id, &registered);
         workers.insert(id, registered);
         Ok(view)
@@ -506,6 +570,7 @@ impl Registry {
 
     fn leave(&self, id: &Id, gone: &Registered) {
         self.monitor.remove(id);
+        gone.signs.end();
         for model in &gone.models {
             model.set.forget(id);
             model.roster.remove(id);
@@ -522,6 +587,7 @@ impl Registry {
                     *last = now;
                 }
                 worker.metrics.reported_itself = Some(now);
+                worker.signs.alive();
             }
         }
         drop(workers);
@@ -546,8 +612,7 @@ impl Registry {
         let scraping = self.scraping.get_or_init(|| scraping);
         metrics::with_local_recorder(&self.recorder, || {
             for (id, worker) in &mut *workers {
-                let client = self.client(id, &worker.url).ok();
-                worker.metrics.task = client.and_then(|client| scraping.start(id, client));
+                worker.metrics.task = scraping.start(id, worker.client.clone());
             }
         });
     }
@@ -560,6 +625,8 @@ impl Registry {
         let Some(worker) = workers.get_mut(id) else {
             return;
         };
+        worker.signs.reached();
+        worker.signs.alive();
         if !worker.metrics.wants_from(by, self.options.stale_after) {
             return;
         }
@@ -616,7 +683,9 @@ impl Registry {
             busy: has(Mark::Busy),
             leased: has(Mark::Leased),
             unreachable: has(Mark::Unreachable),
+            failing: has(Mark::Failing),
             draining: has(Mark::Draining),
+            marks: worker.models.iter().flat_map(|m| MarkView::all(m, id)).collect(),
             ranks: ranks
                 .map(|rank| RankView {
                     dp_rank: rank.dp_rank,
@@ -695,6 +764,7 @@ mod tests {
             tracking: None,
             affinity_header: None,
             probe_timeout: Duration::from_secs(1),
+            probe_after: None,
             limits: WorkerLimits::default(),
             stack: StackOptions {
                 balance: Balance::P2c,

@@ -28,6 +28,7 @@ use tower_overload::{
 use super::{
     balance::{Balance, Loads},
     limits::WorkerLimits,
+    signs::SignsOfLife,
     tracking::WorkerService,
 };
 
@@ -110,9 +111,11 @@ impl WorkerClient {
         url: &Uri,
         forwarding: &Forwarding,
         limits: &WorkerLimits,
+        signs: SignsOfLife,
     ) -> Result<Self, InvalidSetting> {
         let worker = HttpWorkerBuilder::new()
             .connect_limit(limits.connect)
+            .on_connect(move || signs.reached())
             .forwarding(forwarding.clone())
             .build(&url.to_string())?;
         Ok(Self(limits.layer(id).layer(worker)))
