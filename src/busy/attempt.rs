@@ -6,9 +6,7 @@ use super::{
     seat::{Flight, Seat},
     worker::Claim,
 };
-use crate::{
-    BoxError, OverloadReason, ServiceOverloaded, Unreachable, completion::ObserveFrame,
-};
+use crate::{BoxError, OverloadReason, ServiceOverloaded, Unreachable, completion::ObserveFrame};
 use http_body::Frame;
 use pin_project_lite::pin_project;
 use std::{

@@ -27,7 +27,8 @@ impl ArcWake for Woken {
 
 /// What an endpoint does in `poll_ready`.
 fn poll(state: &WorkerState, seat: SeatId, woken: &std::sync::Arc<Woken>) -> bool {
-    state.is_open() || state.check(seat, false, Instant::now(), &waker(woken.clone())) == Check::Open
+    state.is_open()
+        || state.check(seat, false, Instant::now(), &waker(woken.clone())) == Check::Open
 }
 
 #[test]

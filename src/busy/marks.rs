@@ -95,7 +95,11 @@ pub(crate) struct Stands {
 impl Stands {
     #[inline]
     pub(crate) fn at(self, ignoring: bool) -> Standing {
-        if ignoring { self.ignored } else { self.honoured }
+        if ignoring {
+            self.ignored
+        } else {
+            self.honoured
+        }
     }
 
     #[cfg(test)]
@@ -189,9 +193,8 @@ impl Marks {
     pub(crate) fn bits(&self) -> u64 {
         let bit = |on: bool, bit: u64| if on { bit } else { 0 };
         let suspect = |it: Probation| !it.is_trusted() && !it.is_down();
-        let is_suspect = suspect(self.reach)
-            || suspect(self.failing)
-            || self.busy.is_some_and(|busy| busy.ask);
+        let is_suspect =
+            suspect(self.reach) || suspect(self.failing) || self.busy.is_some_and(|busy| busy.ask);
         bit(self.busy.is_some(), Mark::Busy.bit())
             | bit(self.leased.is_some(), Mark::Leased.bit())
             | bit(self.reach.is_down(), Mark::Unreachable.bit())
@@ -676,11 +679,7 @@ mod tests {
         assert_eq!(standing(&marks), Standing::Suspect);
         marks.dispatched(after(start, 2000), &TIMES).unwrap();
         marks.probe_abandoned(second);
-        assert_eq!(
-            standing(&marks),
-            Standing::Held,
-            "and now the third is"
-        );
+        assert_eq!(standing(&marks), Standing::Held, "and now the third is");
     }
 
     #[test]

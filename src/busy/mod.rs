@@ -182,7 +182,9 @@ pub use self::{
     marks::Mark,
     members::{Members, Verdict},
     owned::{BusyMark, DrainMark},
-    policy::{Classify, ErrorsOnly, Fault, OnlyThisRequest, Refusal, RefusalPolicy, Unavailable503},
+    policy::{
+        Classify, ErrorsOnly, Fault, OnlyThisRequest, Refusal, RefusalPolicy, Unavailable503,
+    },
     retry::{RetryBudget, RetryRefused},
     roster::{Roster, RosterChanges, roster},
     set::{BusySet, MarkState, WorkerMarks},

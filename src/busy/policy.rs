@@ -297,7 +297,10 @@ mod tests {
     #[test]
     fn a_status_is_a_refusal_a_failure_or_well() {
         let policy = RefusalPolicy::new();
-        let headers = [("grpc-status", "8"), ("x-overload-reason", "worker_at_capacity")];
+        let headers = [
+            ("grpc-status", "8"),
+            ("x-overload-reason", "worker_at_capacity"),
+        ];
         for status in 200..=599 {
             let said = policy.response(&response(status, &headers));
             match status {

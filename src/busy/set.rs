@@ -129,11 +129,7 @@ impl<K: WorkerId> BusySet<K> {
 
     /// Marks `worker` unreachable, as if a request had found no connection.
     pub fn unreachable(&self, worker: &K) {
-        while self
-            .current(worker)
-            .say(Marks::failed_to_connect)
-            .is_err()
-        {}
+        while self.current(worker).say(Marks::failed_to_connect).is_err() {}
     }
 
     /// A request has failed at `worker`: many in a row mark it failing, as

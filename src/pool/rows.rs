@@ -339,9 +339,7 @@ impl Rows {
             return;
         };
         let own = self.facts(row).map_or(0, Facts::load);
-        let missing = least
-            .saturating_sub(own)
-            .min(u64::from(MOST_HANDICAPS)) as u32;
+        let missing = least.saturating_sub(own).min(u64::from(MOST_HANDICAPS)) as u32;
         let now = Instant::now();
         for n in 1..=missing {
             self.add_handicap(table, row, now + self.slow_start * n / missing);
@@ -351,7 +349,11 @@ impl Rows {
     fn add_handicap(&self, table: &mut Table, row: u32, until: Instant) {
         let until = self.nanos(until);
         let this = &mut table.rows[row as usize];
-        let Some(facts) = self.facts.get(row).filter(|_| this.handicaps < MOST_HANDICAPS) else {
+        let Some(facts) = self
+            .facts
+            .get(row)
+            .filter(|_| this.handicaps < MOST_HANDICAPS)
+        else {
             return;
         };
         this.handicaps += 1;

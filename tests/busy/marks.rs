@@ -84,7 +84,11 @@ async fn a_time_that_the_worker_named_bounds_the_lease_and_a_completion_ends_it(
     sleep(ms(29_990)).await;
     assert_eq!(send(&mut stack).await, ALL_BUSY);
     sleep(ms(12)).await;
-    assert_eq!(send(&mut stack).await, OK, "no lease is longer than max_lease");
+    assert_eq!(
+        send(&mut stack).await,
+        OK,
+        "no lease is longer than max_lease"
+    );
 
     worker.script(Script::Status(529, Some(7)));
     assert_eq!(send(&mut stack).await, AT_CAPACITY);

@@ -190,7 +190,9 @@ fn outcome(real: &mut Real, request: usize, heard: Heard) {
         panic!("{request} has no answer");
     };
     match (heard, answer) {
-        (Heard::Answered | Heard::AnsweredBadly, Ok(response)) => real.responses[request] = Some(response),
+        (Heard::Answered | Heard::AnsweredBadly, Ok(response)) => {
+            real.responses[request] = Some(response)
+        }
         (Heard::Refused(_), Err(error)) => {
             let refused = ServiceOverloaded::find_in(&*error).unwrap();
             assert_eq!(refused.reason(), OverloadReason::WorkerAtCapacity);

@@ -78,7 +78,10 @@ impl Member {
 
     pub fn succeeded(&mut self, now: u64) {
         self.outcome(false);
-        if matches!(self.failing.at(now), Reach::Suspect { .. } | Reach::Probed { .. }) {
+        if matches!(
+            self.failing.at(now),
+            Reach::Suspect { .. } | Reach::Probed { .. }
+        ) {
             self.failing = Reach::Fine;
             self.outcomes.clear();
         }
@@ -263,8 +266,7 @@ impl Plain {
         let ahead = |until: Option<u64>| until.is_some_and(|until| until > self.now);
         let busy = self.said.get(&id).and_then(|said| said.busy);
         let member = &self.members[&id];
-        busy.is_some_and(|until| until.is_none() || ahead(until))
-            || ahead(member.lease)
+        busy.is_some_and(|until| until.is_none() || ahead(until)) || ahead(member.lease)
     }
 
     pub fn is_draining(&self, id: u8) -> bool {
@@ -285,7 +287,9 @@ impl Plain {
         let ids = self.members.keys().copied();
         let reachable = ids.filter(|id| !self.is_draining(*id) && !self.reach(*id).is_down());
         let reachable: Vec<_> = reachable.collect();
-        let failing = reachable.iter().filter(|id| self.failing(**id) != Reach::Fine);
+        let failing = reachable
+            .iter()
+            .filter(|id| self.failing(**id) != Reach::Fine);
         2 * failing.count() > reachable.len()
     }
 

@@ -43,6 +43,8 @@ pub enum Script {
     Stream,
     /// A status, and the seconds of its `Retry-After`.
     Status(u16, Option<u64>),
+    /// A status, after a while.
+    Late(Duration, u16),
     /// The connection fails in this way, after a while.
     Fail(io::ErrorKind, Duration),
     /// An error that says nothing about the worker.
@@ -232,6 +234,10 @@ impl Service<Request<()>> for Client {
                     Ok(answer(id, 200, None).map(|_| TestBody { end: Some(rx) }))
                 }
                 Script::Status(status, retry_after) => Ok(answer(id, status, retry_after)),
+                Script::Late(time, status) => {
+                    sleep(time).await;
+                    Ok(answer(id, status, None))
+                }
                 Script::Fail(kind, time) => {
                     sleep(time).await;
                     Err(io::Error::from(kind).into())

@@ -5,8 +5,8 @@ use super::endpoint::Endpoint;
 use crate::{
     BoxError, WorkerId,
     busy::{
-        members::Members,
         attempt::JudgeBody,
+        members::Members,
         policy::RefusalPolicy,
         set::BusySet,
         worker::{SeatId, WorkerState},
@@ -54,7 +54,12 @@ pin_project! {
 impl<D: Discover> BusyDiscover<D> {
     /// HTTP workers, with the default policy.
     pub fn new(discover: D, set: BusySet<D::Key>) -> Self {
-        Self::with(discover, set, RefusalPolicy::new(), CompleteOnBody::observing(JudgeBody))
+        Self::with(
+            discover,
+            set,
+            RefusalPolicy::new(),
+            CompleteOnBody::observing(JudgeBody),
+        )
     }
 }
 

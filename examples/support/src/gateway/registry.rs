@@ -685,7 +685,11 @@ impl Registry {
             unreachable: has(Mark::Unreachable),
             failing: has(Mark::Failing),
             draining: has(Mark::Draining),
-            marks: worker.models.iter().flat_map(|m| MarkView::all(m, id)).collect(),
+            marks: worker
+                .models
+                .iter()
+                .flat_map(|m| MarkView::all(m, id))
+                .collect(),
             ranks: ranks
                 .map(|rank| RankView {
                     dp_rank: rank.dp_rank,
