@@ -133,7 +133,7 @@ impl Error for ServiceOverloaded {}
 pub enum UnavailableReason {
     /// No worker is registered.
     NoWorkers,
-    /// Workers are registered, and every one is unreachable or draining.
+    /// Workers are registered, and every one is unreachable, failing or draining.
     NoneReachable,
     /// No worker became ready within the longest time a request may wait.
     WaitedTooLong,

@@ -160,7 +160,7 @@ table! {
     WORKER_PREFILL_TOKENS = "frontend_worker_active_prefill_tokens", Gauge, ["worker_id", "dp_rank", "worker_type"],
         "Prompt tokens waiting for or in prefill on a rank of a worker, as last reported; 0 once the worker is gone.";
     WORKER_MARKS = "frontend_worker_marks_total", Counter, ["model", "mark"],
-        "Marks set on workers, by kind: busy, leased, unreachable, draining.";
+        "Marks set on workers, by kind: busy, leased, unreachable, failing, draining.";
     EXCLUDED_WORKERS = "frontend_excluded_workers", Gauge, ["model", "mark"],
         "Workers behind a balancer that get no new request, by mark; one with two marks is in both.";
     VERDICTS = "frontend_verdicts_total", Counter, ["model", "verdict"],

@@ -11,7 +11,7 @@
 //!
 //! | the members | a request gets |
 //! |---|---|
-//! | none is usable: there are none, or all are unreachable or draining | [`Unavailable`](crate::Unavailable) |
+//! | none is usable: there are none, or all are unreachable, failing or draining | [`Unavailable`](crate::Unavailable) |
 //! | some are usable, and all of those are busy or leased | [`ServiceOverloaded`](crate::ServiceOverloaded) |
 //! | some have no mark and are not ready yet | to wait, for at most `max_wait` |
 //!
@@ -70,8 +70,9 @@
 //! | mark | set by | ends |
 //! |---|---|---|
 //! | busy | the owner of the [`BusyMark`], a [`WorkerMonitor`](crate::load::WorkerMonitor) as a rule | when cleared or dropped, or at the time it was set until |
-//! | leased | a refusal of the worker, see [`RefusalPolicy`] | after 1 s, or early when a response that is no refusal completes; if the worker named a time, only after that |
-//! | unreachable | a connection that could not be made, or was lost before any byte of a response | after 1 s, twice as long after each further failure, up to 30 s; any answer ends it |
+//! | leased | a refusal of the worker, see [`RefusalPolicy`] | after 1 s, or the time that the worker named, or early when a response that is no refusal completes there |
+//! | unreachable | a connection that could not be made, or was lost before any byte of a response while nothing else of ours ran there | after 1 s, twice as long after each further failure, up to 30 s; a connection or any answer ends it |
+//! | failing | 5 requests in a row that failed, or 16 of the last 32 | after 1 s, twice as long after each further failure, up to 30 s |
 //! | draining | [`BusySet::drain`] | when its [`DrainMark`] is dropped |
 //!
 //! Marks that somebody owns belong to the worker's id, and outlive its
@@ -79,14 +80,52 @@
 //! the same id starts without them, and what comes late from the old one
 //! touches nothing.
 //!
-//! After a failure a worker is on *probation*: one request at a time is sent to
-//! it until one is answered. Otherwise a worker that fails fast would look like
-//! the least loaded one and get every request that comes within a round trip.
-//! Such a *probe* holds the others back for at most
+//! ## Leases
+//!
+//! The time that a refusal names is for its client. The worker knew its queue
+//! as it was then, and has room as soon as a request completes. So a completion
+//! ends every lease; a refusal that was sent before the last completion leases
+//! nothing; and where none of our requests runs that could complete, a lease is
+//! no longer than [`lease`](BusySetBuilder::lease).
+//!
+//! ## Failures
+//!
+//! A request has failed if its answer is a 5xx that is no refusal, if a
+//! [time limit](crate::limits) has passed, or if the body broke off. A refusal
+//! and a 4xx are no failures. Below the mark each failure counts as load: for as
+//! long as a success takes there, the worker is taken to have one request more.
+//! So one that fails in no time looks no less loaded than one that serves, and
+//! gets no more than its share.
+//!
+//! If more than half of the members that can be reached are failing, it is more
+//! likely the requests, or something behind all workers, and the mark keeps no
+//! request away: see [`Members::ignores_failing`].
+//!
+//! ## Probes
+//!
+//! After it was unreachable or failing, a worker is on *probation*: one request
+//! at a time is sent to it until one is answered, or answered well. Otherwise a
+//! worker that fails fast would get every request that comes within a round
+//! trip. Such a *probe* holds the others back for at most
 //! [`probe_timeout`](BusySetBuilder::probe_timeout); then the next request
 //! probes too. A worker on probation counts as usable while it can be probed:
 //! if it is busy or leased as well, nothing is known of it, and it counts as
 //! unreachable.
+//!
+//! A busy worker is asked too. A gauge may be stuck: an engine that gets nothing
+//! reports the same for ever. So a worker that was busy for
+//! [`probe_after`](BusySetBuilder::probe_after) by counts that did not change,
+//! and that runs nothing of ours, gets one request, and another one each time
+//! that passes.
+//!
+//! ## Signs of life
+//!
+//! Whoever sees more of a worker than its requests do says so:
+//! [`BusySet::reached`] if a connection was made, [`BusySet::alive`] if it
+//! registered or reported, [`BusySet::well`] if it served something. And, the
+//! other way round, [`BusySet::unreachable`] and [`BusySet::failed`]. A worker
+//! that comes, or comes back, is [started slowly](crate::pool::WorkerPoolBuilder::slow_start)
+//! by a pool.
 //!
 //! # What a stock balancer cannot promise
 //!

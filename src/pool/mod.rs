@@ -12,7 +12,7 @@
 //! | some are open | one of them, by the [choice](pick) |
 //! | none is open, and one is being probed | to wait, for at most `max_wait` |
 //! | none is open, and some are busy, leased or full | [`ServiceOverloaded`](crate::ServiceOverloaded) |
-//! | none is usable: there are none, or all are unreachable or draining | [`Unavailable`](crate::Unavailable) |
+//! | none is usable: there are none, or all are unreachable, failing or draining | [`Unavailable`](crate::Unavailable) |
 //!
 //! A worker is open if it has no [mark](crate::busy::Mark) and, where that is
 //! limited, fewer requests in flight than it may have. One on probation takes

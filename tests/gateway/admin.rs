@@ -62,7 +62,8 @@ async fn a_registration_is_answered_with_the_workers_object() {
     };
     let expected = json!({
         "id": "b", "url": NOWHERE, "eligible": true, "busy": false, "leased": false,
-        "unreachable": false, "draining": false, "ranks": [rank(0), rank(1)],
+        "unreachable": false, "failing": false, "draining": false, "marks": [],
+        "ranks": [rank(0), rank(1)],
         "kv_total_blocks": 4096, "max_num_batched_tokens": 8192, "models": ["tiny"],
     });
     assert_eq!(answer, expected);

@@ -21,13 +21,13 @@ const PREFILL_FRAC: &str = "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC";
 const STATUS: &str = "DYN_HTTP_OVERLOAD_STATUS_CODE";
 
 /// A gateway on free ports.
-struct Started {
+pub struct Started {
     process: Process,
-    public: Client,
-    admin: Client,
+    pub public: Client,
+    pub admin: Client,
 }
 
-async fn start(command: &mut Command) -> Started {
+pub async fn start(command: &mut Command) -> Started {
     let ports = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
     let mut process = Process::start(command.args(ports));
     let mut url = async |what| {

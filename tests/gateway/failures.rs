@@ -13,7 +13,11 @@ use futures::{StreamExt, stream};
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use overload_examples::{engine::Timing, gateway::GatewayConfig, worker::Worker};
+use overload_examples::{
+    engine::Timing,
+    gateway::{GatewayConfig, WorkerLimits},
+    worker::Worker,
+};
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::Notify;
@@ -34,15 +38,16 @@ async fn a_worker_that_cannot_be_reached_is_passed_over() {
 }
 
 #[tokio::test]
-async fn when_nobody_can_be_reached_it_is_a_502_and_then_a_503() {
+async fn when_nobody_can_be_reached_it_is_a_503_that_says_so_and_the_marks_end() {
     let fleet = Fleet::empty().await;
     for (id, url) in [("a", NOWHERE), ("b", NOWHERE_ELSE)] {
         fleet.register(id, url, json!({})).await;
     }
     let first = fleet.public.post(COMPLETIONS, &prompt(1)).await;
-    assert_eq!(first.status(), StatusCode::BAD_GATEWAY);
+    assert_eq!(first.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(first.headers()["content-type"], "application/json");
-    assert!(text(first).await.contains(r#""code":502"#));
+    assert_eq!(first.headers()["x-overload-reason"], "none_reachable");
+    assert_eq!(text(first).await, UNAVAILABLE);
     for id in ["a", "b"] {
         let worker = fleet.worker(id).await.unwrap();
         assert_eq!(
@@ -148,7 +153,7 @@ async fn the_time_that_a_worker_names_reaches_the_client() {
 #[tokio::test]
 async fn a_request_that_a_worker_took_is_never_sent_to_another() {
     let failing = |status| Stub::answering(status, &[("retry-after", "0")]);
-    for status in [400, 429, 500, 502, 503] {
+    for status in [400, 500, 502, 504] {
         let fleet = Fleet::start(GatewayConfig {
             retry_refused: 9,
             ..GatewayConfig::default()
@@ -213,7 +218,16 @@ async fn a_client_that_leaves_frees_what_it_had_at_the_worker() {
         decode_tokens_per_second: 0.0,
     };
     for (timing, tokens) in [(STUCK, 0), (prefilling, 3)] {
-        let fleet = Fleet::empty().await;
+        // With a limit on the first frame, a stream's head comes with that.
+        let limits = WorkerLimits {
+            first_frame: None,
+            ..WorkerLimits::default()
+        };
+        let fleet = Fleet::start(GatewayConfig {
+            limits,
+            ..GatewayConfig::default()
+        })
+        .await;
         let worker = fleet.join("a", Some((1, 1)), timing).await;
         let whole = json!({"model": "tiny", "prompt": "a b c", "max_tokens": 2});
         let send = |request| {

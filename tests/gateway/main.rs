@@ -18,6 +18,7 @@ mod scrape;
 mod sdk;
 #[path = "../support/serving.rs"]
 mod serving;
+mod sick;
 mod soak;
 mod support;
 mod tracking;

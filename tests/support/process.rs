@@ -64,9 +64,15 @@ impl Process {
     /// Sends SIGTERM.
     #[cfg(unix)]
     pub fn terminate(&self) {
+        self.signal("TERM");
+    }
+
+    /// Sends a signal, by its name without SIG.
+    #[cfg(unix)]
+    pub fn signal(&self, name: &str) {
         let pid = self.child.id().unwrap().to_string();
         let kill = std::process::Command::new("kill")
-            .args(["-TERM", &pid])
+            .args(["-s", name, &pid])
             .status();
         assert!(kill.unwrap().success());
     }
