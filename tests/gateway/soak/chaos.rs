@@ -16,6 +16,15 @@ pub async fn until(end: Instant, stage: &mut Stage, mut random: TestRng) {
     let mut leaving = JoinSet::new();
     while Instant::now() < end {
         let n = random.next_u32() as usize % WORKERS;
+        match random.next_u32() % 40 {
+            0 => stage.stoppable.stop(),
+            1..=3 => stage.stoppable.go_on(),
+            4..=8 => {
+                stage.sick.change(&mut random);
+                stage.register_sick().await;
+            }
+            _ => {}
+        }
         match (random.next_u32() % 6, stage.workers[n].take()) {
             (_, None) => stage.join(n).await,
             (0, Some(killed)) => drop(killed),

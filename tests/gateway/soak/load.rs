@@ -24,6 +24,8 @@ pub struct Answers {
     unavailable: u32,
     /// 502, or an answer that broke off: its worker was killed.
     cut: u32,
+    /// What a sick worker said, or that it said nothing in time.
+    failed: u32,
     /// The client went away.
     left: u32,
 }
@@ -33,6 +35,7 @@ enum Answer {
     Overloaded,
     Unavailable,
     Cut,
+    Failed,
     Left,
 }
 
@@ -43,6 +46,7 @@ impl Answers {
             Answer::Overloaded => &mut self.overloaded,
             Answer::Unavailable => &mut self.unavailable,
             Answer::Cut => &mut self.cut,
+            Answer::Failed => &mut self.failed,
             Answer::Left => &mut self.left,
         } += 1;
     }
@@ -55,14 +59,19 @@ impl Answers {
             overloaded,
             unavailable,
             cut,
+            failed,
             left,
         } = *self;
-        let all = served + overloaded + unavailable + cut + left;
+        let all = served + overloaded + unavailable + cut + failed + left;
         assert_eq!(all, offered, "{self:?}");
         assert!(served > 0 && overloaded > served && left > 0, "{self:?}");
         assert!(
             cut < offered / 8,
             "a killed worker has 8 requests at most: {self:?}"
+        );
+        assert!(
+            failed < offered / 3,
+            "two of six are sick at times: {self:?}"
         );
     }
 }
@@ -115,8 +124,14 @@ async fn request(client: &Client) -> Answer {
         529 => Answer::Overloaded,
         503 => Answer::Unavailable,
         502 => Answer::Cut,
+        500 => Answer::Failed,
         _ if status != StatusCode::OK => panic!("{status}: {body:?}"),
+        _ if contains(&body, b"\"error\"") => Answer::Failed,
         _ if body.ends_with(b"data: [DONE]\n\n") => Answer::Served,
         _ => panic!("an answer ended early: {body:?}"),
     }
+}
+
+fn contains(body: &[u8], what: &[u8]) -> bool {
+    body.windows(what.len()).any(|window| window == what)
 }

@@ -1,6 +1,6 @@
 //! Everything at once, for as long as one likes: ten times the load that the
 //! workers can serve, while workers are killed, leave and join, become busy
-//! and free, and while limits and thresholds change and clients go away.
+//! and free, hang, fail and stop, and while limits and thresholds change and clients go away.
 //!
 //! ```text
 //! SOAK_SECONDS=600 cargo test --all-features --test gateway soak -- --ignored --nocapture
@@ -8,6 +8,7 @@
 
 mod chaos;
 mod load;
+mod sick;
 mod stage;
 
 use crate::{alloc, eventually::eventually};

@@ -1,5 +1,6 @@
 //! A gateway and its workers, and what must be true of them when they rest.
 
+use super::sick::{Sick, Stoppable};
 use crate::{
     serving::{Client, config, prompt, text, value},
     support::{COMPLETIONS, JSON},
@@ -7,7 +8,7 @@ use crate::{
 use http::{Method, StatusCode};
 use overload_examples::{
     engine::{RankLoad, Timing},
-    gateway::{Gateway, GatewayConfig},
+    gateway::{Gateway, GatewayConfig, HealthChecks, WorkerLimits},
     worker::{Worker, WorkerConfig},
 };
 use serde_json::{Value, json};
@@ -15,6 +16,10 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 pub const WORKERS: usize = 4;
+/// With those that are sick.
+const ALL: usize = WORKERS + 2;
+/// How long a worker may say nothing: ten tokens come in a second.
+const SILENCE: Duration = Duration::from_secs(1);
 const SLOTS: usize = 4;
 const QUEUE: usize = 4;
 const TIMING: Timing = Timing {
@@ -26,6 +31,8 @@ pub struct Stage {
     gateway: Gateway,
     pub admin: Client,
     pub workers: [Option<Worker>; WORKERS],
+    pub sick: Sick,
+    pub stoppable: Stoppable,
 }
 
 impl Stage {
@@ -33,10 +40,24 @@ impl Stage {
         let gateway = Gateway::start(GatewayConfig {
             lease: Duration::from_millis(200),
             registration_ttl: Duration::from_secs(3),
+            limits: WorkerLimits {
+                head: Some(SILENCE),
+                first_frame: Some(SILENCE),
+                frame: Some(SILENCE),
+                ..WorkerLimits::default()
+            },
+            health: Some(HealthChecks {
+                path: "/health".parse().unwrap(),
+                interval: Duration::from_millis(200),
+            }),
             ..GatewayConfig::default()
         });
         let gateway = gateway.await.unwrap();
+        let sick = Sick::start().await;
+        let stoppable = Stoppable::start(&gateway.admin_url()).await;
         let mut stage = Self {
+            sick,
+            stoppable,
             admin: Client::new(format!("http://{}", gateway.admin_address())),
             gateway,
             workers: [const { None }; WORKERS],
@@ -83,6 +104,15 @@ impl Stage {
             }
         }
         self.set_thresholds(Value::Null, Value::Null).await;
+        self.sick.recover();
+        self.stoppable.go_on();
+        self.register_sick().await;
+    }
+
+    pub async fn register_sick(&self) {
+        let body = json!({ "url": self.sick.url() }).to_string();
+        let put = self.admin.send(Method::PUT, "/workers/sick", JSON, body);
+        assert_eq!(put.await.unwrap().status(), StatusCode::OK);
     }
 
     fn workers(&self) -> impl Iterator<Item = &Worker> {
@@ -100,16 +130,17 @@ impl Stage {
         })
         .await;
         let all = json!({"models": [
-            {"model": "tiny", "alive": WORKERS, "usable": WORKERS, "eligible": WORKERS},
+            {"model": "tiny", "alive": ALL, "usable": ALL, "eligible": ALL},
         ]});
         eventually("every worker is a member, and eligible", async || {
             // A balancer learns of a change with the next request.
             text(self.client().post(COMPLETIONS, &prompt(1)).await).await;
+            self.register_sick().await;
             let models = value(self.admin.get("/models").await).await;
             let workers = value(self.admin.get("/workers").await).await;
             let eligible = workers["workers"].as_array().unwrap().iter();
             let eligible: Vec<_> = eligible.map(|worker| &worker["eligible"]).collect();
-            if models == all && eligible == [true; WORKERS] {
+            if models == all && eligible == [true; ALL] {
                 Ok(())
             } else {
                 Err(format!("{models}, {workers}"))
@@ -121,7 +152,7 @@ impl Stage {
             .lines()
             .filter(|line| line.starts_with("dynamo_frontend_excluded_workers{"))
             .collect();
-        assert_eq!(excluded.len(), 4, "a gauge of each mark: {excluded:?}");
+        assert_eq!(excluded.len(), 5, "a gauge of each mark: {excluded:?}");
         assert!(
             excluded.iter().all(|line| line.ends_with(" 0")),
             "{excluded:?}"
