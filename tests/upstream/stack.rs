@@ -47,9 +47,7 @@ where
     }
     // As long as the stack is.
     Box::leak(Box::new(roster));
-    let status = OverloadStatusLayer::builder()
-        .build()
-        .unwrap();
+    let status = OverloadStatusLayer::builder().build().unwrap();
     ServiceBuilder::new()
         .boxed_clone()
         .map_response(|response: Response<_>| response.map(boxed))

@@ -55,9 +55,7 @@ impl Gateway {
 
     pub fn on(listener: TcpListener, worker: HttpWorker) -> Self {
         let address = listener.local_addr().unwrap();
-        let status = OverloadStatusLayer::builder()
-            .build()
-            .unwrap();
+        let status = OverloadStatusLayer::builder().build().unwrap();
         let service = ServiceBuilder::new()
             .layer(EventStreamLayer::new())
             .layer(status.infallible())
