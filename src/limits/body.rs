@@ -38,7 +38,8 @@ pin_project! {
         // It was asked for a frame before the response was given out, and
         // cannot be moved since.
         HeldBack { body: Pin<Box<B>> },
-        Failed,
+        // It failed, or was over before anything of it was given out.
+        Gone,
     }
 }
 
@@ -53,13 +54,18 @@ impl<B: Body> TimeLimitBody<B> {
         }
     }
 
+    /// The body of a head that was held back for a first frame; without one it
+    /// is over, and must not be asked again.
     pub(super) fn held_back(
         body: Pin<Box<B>>,
         held: Option<Frame<B::Data>>,
         limits: Arc<Limits>,
     ) -> Self {
         Self {
-            inner: Inner::HeldBack { body },
+            inner: match held {
+                Some(_) => Inner::HeldBack { body },
+                None => Inner::Gone,
+            },
             held,
             timer: Timer::default(),
             limits,
@@ -71,7 +77,7 @@ impl<B: Body> TimeLimitBody<B> {
         match &self.inner {
             Inner::Passing { body } => Some(body),
             Inner::HeldBack { body } => Some(body),
-            Inner::Failed => None,
+            Inner::Gone => None,
         }
     }
 }
@@ -95,7 +101,7 @@ where
         let frame = match this.inner.as_mut().project() {
             InnerProj::Passing { body } => body.poll_frame(cx),
             InnerProj::HeldBack { body } => body.as_mut().poll_frame(cx),
-            InnerProj::Failed => return Poll::Ready(None),
+            InnerProj::Gone => return Poll::Ready(None),
         };
         let error = match frame {
             Poll::Ready(Some(Ok(frame))) => {
@@ -120,7 +126,7 @@ where
                 this.limits.passed(limit, after).into()
             }
         };
-        this.inner.set(Inner::Failed);
+        this.inner.set(Inner::Gone);
         Poll::Ready(Some(Err(error)))
     }
 
@@ -154,7 +160,7 @@ impl<B: Body> fmt::Debug for TimeLimitBody<B> {
             .field("limits", &self.limits)
             .field("has_begun", &self.has_begun)
             .field("is_holding", &self.held.is_some())
-            .field("has_failed", &self.get().is_none())
+            .field("is_gone", &self.get().is_none())
             .finish_non_exhaustive()
     }
 }

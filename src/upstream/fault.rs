@@ -16,9 +16,10 @@ use std::{error::Error, fmt, sync::Arc};
 /// | kind | mark | sent again |
 /// |---|---|---|
 /// | [`NotConnected`](FaultKind::NotConnected), [`Limit`](FaultKind::Limit) to connect | unreachable | until a worker is reached |
-/// | [`LostFresh`](FaultKind::LostFresh) | unreachable | as a refusal |
+/// | [`LostFresh`](FaultKind::LostFresh) | unreachable if nothing else is under way there, else a failure | at most as often as a refusal |
 /// | [`LostReused`](FaultKind::LostReused) | none | once, for free; `HttpWorker` has done so already if it could |
-/// | any other | none | no |
+/// | [`Reset`](FaultKind::Reset), [`Malformed`](FaultKind::Malformed), [`Broken`](FaultKind::Broken) | a failure | no |
+/// | [`Request`](FaultKind::Request) | none | no |
 ///
 /// Where it was a connection that failed, an [`Unreachable`] is among the
 /// sources, for whoever looks for that.

@@ -2,7 +2,7 @@
 
 use crate::{
     gateways::{Kind, OK, body, get, post, status},
-    sockets::{Connection, Stub},
+    sockets::{Connection, Stub, header},
 };
 use std::sync::{
     Arc,
@@ -93,11 +93,12 @@ pub async fn what_met_the_end_of_an_idle_connection_is_sent_again(kind: Kind) {
 }
 
 /// P9: where nobody listens, and where each connection ends before the head.
-pub async fn when_nobody_can_be_reached_it_is_a_502(kind: Kind) {
+pub async fn when_nobody_can_be_reached_it_is_a_503(kind: Kind) {
     let nowhere = "http://127.0.0.1:1".to_owned();
     let gateway = kind.start(&[nowhere], &[]).await;
     let answer = gateway.sent(get("/v1/x")).await.read_message().await;
-    assert_eq!(status(&answer), 502, "{answer}");
+    assert_eq!(status(&answer), 503, "{answer}");
+    assert_eq!(header(&answer, "x-overload-reason"), Some("none_reachable"));
 
     let stub = Stub::start().await;
     let gateway = kind.before(&stub).await;
@@ -108,7 +109,7 @@ pub async fn when_nobody_can_be_reached_it_is_a_502(kind: Kind) {
         }
     };
     tokio::select! {
-        answer = client.read_message() => assert_eq!(status(&answer), 502, "{answer}"),
+        answer = client.read_message() => assert_eq!(status(&answer), 503, "{answer}"),
         () = closing => {}
     }
 }

@@ -45,7 +45,7 @@ cases! {
     answers::trailers_reach_the_client,
     connections::a_loop_ends_at_the_first_turn,
     connections::a_worker_that_answers_nothing_is_passed_over,
-    connections::when_nobody_can_be_reached_it_is_a_502,
+    connections::when_nobody_can_be_reached_it_is_a_503,
     connections::what_was_closed_while_it_was_idle_is_noticed,
     connections::what_met_the_end_of_an_idle_connection_is_sent_again,
     requests::a_client_that_expects_a_go_ahead_gets_it,

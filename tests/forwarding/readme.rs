@@ -20,9 +20,7 @@ pub async fn serve(listener: TcpListener, urls: Vec<String>) -> Result<(), BoxEr
 
     let pool = WorkerPool::<_, Request<Body>>::new(changes, set);
     tokio::spawn(pool.driver()); // what changes while no request comes is applied at once
-    let status = OverloadStatusLayer::builder()
-        .unreachable_status(502)
-        .strip_reason_from_upstream(true);
+    let status = OverloadStatusLayer::builder().strip_reason_from_upstream(true);
     let stack = ServiceBuilder::new()
         .layer(EventStreamLayer::new()) // a stream whose worker dies says so
         .layer(status.build()?.infallible())

@@ -4,7 +4,7 @@ use crate::support::{self, *};
 use bytes::{Buf, BufMut, Bytes};
 use http::{Request, Version, uri::PathAndQuery};
 use http_body::Body as _;
-use std::{convert::Infallible, net::SocketAddr, time::Duration};
+use std::{convert::Infallible, error::Error, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::net::TcpListener;
 use tonic::{
     Code, Status,
@@ -15,7 +15,7 @@ use tonic::{
     transport::{Channel, Server, server::TcpIncoming},
 };
 use tower::{BoxError, Layer, ServiceBuilder, service_fn};
-use tower_overload::{OverloadStatusLayer, ServiceOverloaded, Unreachable};
+use tower_overload::{Limit, LimitPassed, OverloadStatusLayer, ServiceOverloaded, Unreachable};
 
 /// Messages that are just bytes, so that no schema is needed.
 #[derive(Clone, Copy, Default)]
@@ -137,11 +137,18 @@ async fn no_worker_is_unavailable() {
 }
 
 #[tokio::test]
-async fn an_unreachable_worker_is_unavailable_where_it_is_answered() {
-    let layer = builder().unreachable_status(502).build().unwrap();
-    let status = refusal(layer, Unreachable::new("refused")).await;
-    assert_eq!(status.code(), Code::Unavailable);
-    assert_eq!(status.message(), "Worker unreachable");
+async fn a_worker_that_does_not_answer_is_unavailable() {
+    let passed = LimitPassed::new(Limit::Head, Duration::from_secs(60));
+    let errors: [(BoxError, _); 2] = [
+        (Unreachable::new("refused").into(), "none_reachable"),
+        (passed.into(), "worker_timeout"),
+    ];
+    for (error, reason) in errors {
+        let status = refusal(layer(), Arc::<dyn Error + Send + Sync>::from(error)).await;
+        assert_eq!(status.code(), Code::Unavailable);
+        assert_eq!(status.message(), "Service temporarily unavailable");
+        assert_eq!(metadata(&status, "x-overload-reason"), Some(reason));
+    }
 }
 
 #[tokio::test]

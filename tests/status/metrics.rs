@@ -6,10 +6,10 @@ use http::{Request, Response};
 use http_body_util::Full;
 use metrics::with_local_recorder;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 use tower::{BoxError, Layer, ServiceExt, service_fn};
 use tower_overload::{
-    Unreachable,
+    Limit, LimitPassed, Unreachable,
     metrics::Prefix,
     status::{KnownModels, Model, OverloadStatusLayer},
 };
@@ -91,28 +91,34 @@ fn refusals_are_counted_by_model_and_endpoint() {
 }
 
 #[test]
-fn unavailable_answers_are_counted_apart_and_a_500_in_neither() {
+fn unavailable_answers_are_counted_apart_those_of_workers_that_do_not_answer_too() {
     let (recorder, models) = recorded(Prefix::default());
     refuse(
         with(&models),
         NO_WORKERS,
         request("/v1/completions", tiny()),
     );
-    refuse(with(&models), "broken", request("/v1/completions", tiny()));
-    let unreachable = builder()
-        .models(models)
-        .unreachable_status(502)
-        .build()
-        .unwrap();
     refuse(
-        unreachable,
+        with(&models),
         Unreachable::new("refused"),
+        request("/v1/completions", tiny()),
+    );
+    refuse(
+        with(&models),
+        LimitPassed::new(Limit::Head, Duration::from_secs(60)),
         request("/v1/completions", tiny()),
     );
     assert_eq!(
         counted(&recorder.snapshotter()),
-        BTreeMap::from([(format!("{UNAVAILABLE}{{tiny,completions}}"), 1)])
+        BTreeMap::from([(format!("{UNAVAILABLE}{{tiny,completions}}"), 3)])
     );
+}
+
+#[test]
+fn a_500_is_in_neither() {
+    let (recorder, models) = recorded(Prefix::default());
+    refuse(with(&models), "broken", request("/v1/completions", tiny()));
+    assert_eq!(counted(&recorder.snapshotter()), BTreeMap::new());
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::{
 };
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, buffer::Buffer};
 use tower_overload::{
-    ServiceOverloaded, Unreachable,
+    Limit, LimitPassed, ServiceOverloaded, Unreachable,
     status::{
         Answer as Answered, AnswerAll, AnswerKind, OverloadStatus, OverloadStatusLayer,
         PassThrough, RequestInfo, ResponseFuture, StatusBody,
@@ -350,7 +350,19 @@ fn an_answer_says_what_an_error_comes_to() {
     assert_eq!(answer.kind(), AnswerKind::Overloaded);
     assert_eq!(answer.reason(), Some("all_workers_busy"));
     let unreachable = Answered::of(&Hop(Unreachable::new("refused"))).unwrap();
-    assert_eq!(unreachable.kind(), AnswerKind::Unreachable);
+    assert_eq!(unreachable.kind(), AnswerKind::Unavailable);
+    assert_eq!(unreachable.reason(), Some("none_reachable"));
+    let second = std::time::Duration::from_secs(1);
+    for (limit, reason) in [
+        (Limit::Connect, "none_reachable"),
+        (Limit::Head, "worker_timeout"),
+        (Limit::FirstFrame, "worker_timeout"),
+        (Limit::Frame, "worker_timeout"),
+    ] {
+        let passed = Answered::of(&Hop(LimitPassed::new(limit, second))).unwrap();
+        assert_eq!(passed.kind(), AnswerKind::Unavailable);
+        assert_eq!(passed.reason(), Some(reason), "{limit:?}");
+    }
     assert_eq!(Answered::of(&fmt::Error), None);
     let late = ServiceOverloaded::new(BUSY.reason())
         .with_retry_after(Some(std::time::Duration::from_secs(3)));

@@ -5,14 +5,15 @@ use bytes::Bytes;
 use http::{Request, Response, Version};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, error::Error, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
 use tower::{BoxError, Layer, ServiceExt, service_fn};
 use tower_overload::{
-    OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason, Unreachable,
+    Limit, LimitPassed, OverloadReason, ServiceOverloaded, Unavailable, UnavailableReason,
+    Unreachable,
     status::{Format, OverloadStatusLayer},
 };
 
@@ -308,28 +309,41 @@ async fn an_error_that_is_not_ours_becomes_a_500_without_its_text() {
 }
 
 #[tokio::test]
-async fn an_unreachable_worker_is_a_502_only_where_that_is_configured() {
-    let refused = || Unreachable::new(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
-    let configured = builder().unreachable_status(502).build().unwrap();
+async fn a_worker_that_cannot_be_reached_or_takes_too_long_is_a_503_that_says_which() {
+    let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+    let passed = |limit| LimitPassed::new(limit, Duration::from_secs(60)).into();
+    let errors: [(BoxError, _); 6] = [
+        (Unreachable::new(refused()).into(), "none_reachable"),
+        (Unreachable::lost(refused()).into(), "none_reachable"),
+        (passed(Limit::Connect), "none_reachable"),
+        (passed(Limit::Head), "worker_timeout"),
+        (passed(Limit::FirstFrame), "worker_timeout"),
+        (passed(Limit::Frame), "worker_timeout"),
+    ];
+    for (error, reason) in errors {
+        answer_on_both(
+            layer(),
+            Arc::<dyn Error + Send + Sync>::from(error),
+            || post("/v1/completions"),
+            |answer| {
+                answer.assert_json(503, REFERENCE_503);
+                assert_eq!(answer.header("x-overload-reason"), Some(reason));
+            },
+        )
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn what_says_that_nobody_answered_has_the_status_that_is_configured() {
+    let configured = builder().unavailable_status(504).build().unwrap();
     answer_on_both(
         configured,
-        refused(),
+        LimitPassed::new(Limit::Head, Duration::from_secs(60)),
         || post("/v1/completions"),
         |answer| {
-            answer.assert_json(
-                502,
-                r#"{"message":"Worker unreachable","type":"Bad Gateway","code":502}"#,
-            );
-            assert_eq!(answer.header("x-overload-reason"), Some("unreachable"));
-        },
-    )
-    .await;
-    answer_on_both(
-        layer(),
-        refused(),
-        || post("/v1/completions"),
-        |answer| {
-            assert_eq!(answer.status, 500);
+            assert_eq!(answer.status, 504);
+            assert_eq!(answer.header("x-overload-reason"), Some("worker_timeout"));
         },
     )
     .await;

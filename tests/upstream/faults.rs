@@ -21,10 +21,14 @@ fn verdict(fault: &Fault) -> Verdict {
     Classify::<Response<()>>::error(&RefusalPolicy::new(), fault)
 }
 
-/// Whether the client gets a 502.
-fn is_bad_gateway(fault: &Fault) -> bool {
-    Answer::of(fault).is_some_and(|answer| answer.kind() == AnswerKind::BadGateway)
+/// What the client is told if nobody else answers.
+fn answer(fault: &Fault) -> (AnswerKind, &'static str) {
+    let answer = Answer::of(fault).unwrap();
+    (answer.kind(), answer.reason().unwrap())
 }
+
+const NONE_REACHABLE: (AnswerKind, &str) = (AnswerKind::Unavailable, "none_reachable");
+const BAD_GATEWAY: (AnswerKind, &str) = (AnswerKind::BadGateway, "bad_gateway");
 
 async fn fault(worker: &HttpWorker, request: Request<AnyBody>) -> Fault {
     worker.clone().oneshot(request).await.unwrap_err()
@@ -67,6 +71,7 @@ async fn a_port_where_nobody_listens_is_not_connected() {
     assert_eq!(fault.worker(), url);
     assert_eq!(verdict(&fault), Verdict::Unreachable);
     assert!(!Unreachable::find_in(&fault).unwrap().may_have_been_sent());
+    assert_eq!(answer(&fault), NONE_REACHABLE);
     assert!(fault.to_string().contains(&url), "{fault}");
 }
 
@@ -95,6 +100,7 @@ async fn a_connection_that_is_not_made_in_time_passes_the_limit() {
     assert_eq!(verdict(&fault), Verdict::Unreachable);
     let passed = tower_overload::error::find::<LimitPassed>(&fault).unwrap();
     assert_eq!((passed.limit(), passed.after()), (Limit::Connect, limit));
+    assert_eq!(answer(&fault), NONE_REACHABLE);
 }
 
 #[tokio::test]
@@ -104,6 +110,7 @@ async fn a_new_connection_that_is_closed_before_the_head_is_lost_fresh() {
         assert_eq!(fault.kind(), FaultKind::LostFresh, "{begun}");
         assert_eq!(verdict(&fault), Verdict::Lost);
         assert!(Unreachable::find_in(&fault).unwrap().may_have_been_sent());
+        assert_eq!(answer(&fault), NONE_REACHABLE);
     }
     let stub = Stub::start().await;
     let call = spawn_call(&stub.worker(), get("/"));
@@ -173,7 +180,7 @@ async fn what_cannot_be_sent_again_is_lost_reused_and_marks_nobody() {
     let fault = call.await.unwrap().unwrap_err();
     assert_eq!(fault.kind(), FaultKind::LostReused);
     assert_eq!(verdict(&fault), Verdict::Other);
-    assert!(is_bad_gateway(&fault));
+    assert_eq!(answer(&fault), NONE_REACHABLE);
 }
 
 trait ChainPending: futures::Stream + Sized {
@@ -241,7 +248,7 @@ async fn when_there_is_no_new_connection_that_is_the_fault() {
 }
 
 #[tokio::test]
-async fn what_is_no_http_is_malformed_and_marks_nobody() {
+async fn what_is_no_http_is_malformed_and_a_failure_of_the_worker() {
     for answer in [
         "SSH-2.0-OpenSSH_9.2\r\n",
         "HTTP/1.1 2OO OK\r\n\r\n",
@@ -253,8 +260,8 @@ async fn what_is_no_http_is_malformed_and_marks_nobody() {
     ] {
         let fault = fault_after(answer.as_bytes()).await;
         assert_eq!(fault.kind(), FaultKind::Malformed, "{answer}");
-        assert_eq!(verdict(&fault), Verdict::Other);
-        assert!(is_bad_gateway(&fault));
+        assert_eq!(verdict(&fault), Verdict::Failed);
+        assert_eq!(self::answer(&fault), BAD_GATEWAY);
     }
 }
 
@@ -324,7 +331,7 @@ async fn a_body_that_breaks_off_is_an_error_and_never_an_end() {
         let body = call.await.unwrap().unwrap().into_body();
         let fault = body.collect().await.unwrap_err();
         assert_eq!(fault.kind(), FaultKind::Broken, "{answer}");
-        assert_eq!(verdict(&fault), Verdict::Other);
+        assert_eq!(verdict(&fault), Verdict::Failed);
     }
 }
 

@@ -223,7 +223,7 @@ async fn a_stream_that_is_reset_is_the_requests_alone() {
         respond.send_reset(reason);
         let fault = call.await.unwrap().unwrap_err();
         assert_eq!(fault.kind(), FaultKind::Reset, "{reason:?}");
-        assert_eq!(verdict(&fault), Verdict::Other);
+        assert_eq!(verdict(&fault), Verdict::Failed);
     }
     // The connection is well.
     let call = spawn_call(&worker, get("/"));
