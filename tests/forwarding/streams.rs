@@ -109,10 +109,13 @@ pub async fn a_stream_is_not_held_up(kind: Kind) {
     let gateway = kind.before(&stub).await;
     let mut client = asked(&gateway, "/v1/chat/completions").await;
     let mut worker = begun(&stub, EVENTS, &[]).await;
-    client.read_head().await;
     for n in 0..3 {
         let chunk = format!("9\r\ndata: {n}\n\n\r\n");
         worker.write(&chunk).await;
+        if n == 0 {
+            // With a limit on the first frame the head comes with that.
+            client.read_head().await;
+        }
         assert_eq!(client.read_exact(chunk.len()).await, chunk);
     }
     worker.write("0\r\n\r\n").await;
