@@ -114,14 +114,12 @@ async fn a_concrete_error_passes_through_and_can_be_had_back() {
 }
 
 #[tokio::test]
-async fn an_unreachable_worker_passes_through_by_default() {
+async fn a_worker_that_could_not_be_reached_is_a_503_that_says_so() {
     let error = Unreachable::new("connection refused");
-    let error = layer()
-        .layer(failing(error))
-        .oneshot(request())
-        .await
-        .unwrap_err();
-    assert!(Unreachable::find_in(&*error).is_some());
+    let answer = layer().layer(failing(error)).oneshot(request());
+    let answer = answer.await.unwrap();
+    assert_eq!(answer.status(), 503);
+    assert_eq!(answer.headers()["x-overload-reason"], "none_reachable");
 }
 
 /// Its readiness fails with `E`, and it may not be used afterwards.
