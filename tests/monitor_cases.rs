@@ -32,7 +32,10 @@ impl WholeStack {
     fn new() -> Self {
         // The cases are about what marks say, not about what asks whether
         // they are true.
-        let set = BusySet::<String>::builder().probe_after(None).build().unwrap();
+        let set = BusySet::<String>::builder()
+            .probe_after(None)
+            .build()
+            .unwrap();
         let (monitor, thresholds) = WorkerMonitor::for_model("tiny", set.clone());
         let (roster, changes) = roster();
         let pool = WorkerPoolBuilder::new(set.clone())

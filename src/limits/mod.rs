@@ -3,7 +3,7 @@
 //! A connection that fails says so. A worker that hangs says nothing: its
 //! sockets are open, and a request that was sent to it waits until the client
 //! has enough. [`TimeLimitLayer`] around the service of each worker ends such a
-//! request with a [`LimitPassed`](crate::LimitPassed), which says which limit
+//! request with a [`LimitPassed`], which says which limit
 //! it was, so that what was not answered can be sent elsewhere:
 //!
 //! ```
