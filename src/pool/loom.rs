@@ -1,6 +1,6 @@
 //! Run with `RUSTFLAGS="--cfg tower_overload_loom" cargo test --lib --release loom`.
 
-use super::rows::{RowWatch, Rows};
+use super::{rows::Rows, watch::RowWatch};
 use crate::{
     busy::{Attempt, BusySet, Members, Notifier, Observation, Seat, Watch},
     sync::{Arc, model},

@@ -1,6 +1,6 @@
 //! One worker of a pool.
 
-use super::rows::RowWatch;
+use super::watch::RowWatch;
 use crate::{busy::Seat, load::WorkerLoad, sync::Arc};
 use std::{fmt, sync};
 

@@ -9,7 +9,7 @@ use super::{
     core::Core,
     member::{Entry, Member},
     pick::hash_key,
-    rows::RowWatch,
+    watch::RowWatch,
 };
 use crate::{
     BoxError, WorkerId,

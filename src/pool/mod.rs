@@ -140,6 +140,7 @@ pub mod pick;
 mod rows;
 mod service;
 mod waiting;
+mod watch;
 
 pub use self::{
     builder::WorkerPoolBuilder, driver::Driver, future::ResponseFuture, service::WorkerPool,

@@ -9,11 +9,11 @@
 
 use super::grow::Grow;
 use crate::{
-    busy::{self, InFlight, Members, Notifier, Outlook, Standing, Stands, Watch},
+    busy::{self, InFlight, Members, Outlook, Standing, Stands},
     random::below,
-    sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock},
+    sync::{AtomicU64, Mutex, Ordering, lock},
 };
-use std::{cmp::Reverse, collections::BinaryHeap, sync, time::Duration};
+use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 use tokio::time::Instant;
 
 pub(super) struct Rows {
@@ -60,7 +60,12 @@ impl Facts {
     /// The requests in flight, and those that count as such.
     #[inline]
     pub(super) fn load(&self) -> u64 {
-        self.in_flight.get() + self.handicap.load(Ordering::Relaxed)
+        self.in_flight.get() + self.handicap()
+    }
+
+    #[inline]
+    pub(super) fn handicap(&self) -> u64 {
+        self.handicap.load(Ordering::Relaxed)
     }
 
     /// How much of the load the worker takes, in relation to the others.
@@ -243,7 +248,7 @@ impl Rows {
     }
 
     /// The worker of a row stands elsewhere.
-    fn moved(&self, row: u32, to: Option<Outlook>) {
+    pub(super) fn moved(&self, row: u32, to: Option<Outlook>) {
         let mut table = lock(&self.table);
         table.rows[row as usize].stands = to.map(|outlook| outlook.stands);
         if let Some(until) = to.and_then(|outlook| outlook.until) {
@@ -453,64 +458,6 @@ impl Table {
                 .retain(|Reverse((end, row))| rows[*row as usize].armed == *end);
         }
         true
-    }
-}
-
-/// Follows one worker for its row, and wakes those who wait.
-pub(super) struct RowWatch {
-    rows: sync::Arc<Rows>,
-    row: u32,
-    /// Wakes those who wait for this worker's own service. Most workers have
-    /// nobody who does, and a mark that flips needs not look.
-    own: Mutex<Option<Notifier>>,
-    has_own: AtomicBool,
-}
-
-impl RowWatch {
-    pub(super) fn new(rows: sync::Arc<Rows>, row: u32) -> Self {
-        Self {
-            rows,
-            row,
-            own: Mutex::new(None),
-            has_own: AtomicBool::new(false),
-        }
-    }
-
-    pub(super) fn row(&self) -> u32 {
-        self.row
-    }
-
-    /// Wakes those who wait for this worker's own service. Whoever asks for it
-    /// looks at the worker, [under its lock](crate::busy::Seat::is_excluded),
-    /// afterwards: a change that did not find it yet is seen there.
-    pub(super) fn own(&self) -> Notifier {
-        let mut own = lock(&self.own);
-        let notifier = own.get_or_insert_with(Notifier::new).clone();
-        self.has_own.store(true, Ordering::Release);
-        notifier
-    }
-
-    pub(super) fn in_flight(&self) -> u64 {
-        let facts = self.rows.facts(self.row);
-        facts.map_or(0, |facts| facts.in_flight.get())
-    }
-
-    /// The requests in flight, and those that count as such.
-    pub(super) fn load(&self) -> u64 {
-        self.rows.facts(self.row).map_or(0, Facts::load)
-    }
-}
-
-impl Watch for RowWatch {
-    fn moved(&self, _: Option<Outlook>, to: Option<Outlook>) {
-        self.rows.moved(self.row, to);
-    }
-
-    fn touched(&self) {
-        if self.has_own.load(Ordering::Acquire) {
-            self.own().notify();
-        }
-        self.rows.members.notifier().notify();
     }
 }
 

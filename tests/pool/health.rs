@@ -1,7 +1,7 @@
 //! What is held against a worker that fails, and what ends it.
 
 use crate::support::{
-    ALL_BUSY, AT_CAPACITY, Fleet, Got, OK, REFUSED, Script, Worker, ms, secs, timed,
+    ALL_BUSY, AT_CAPACITY, Fleet, Got, Id, OK, REFUSED, Script, Worker, ms, secs, timed,
 };
 use std::io;
 use tokio::{
@@ -12,6 +12,7 @@ use tower_overload::{
     BusySet,
     busy::{BusyMark, Mark},
     load::{LoadEvent, ThresholdUpdate, WorkerConfig, WorkerMonitor},
+    pool::pick::LeastLoaded,
 };
 
 const FAILS: Got = Got::Served(500);
@@ -388,4 +389,33 @@ async fn a_slow_start_keeps_no_request_from_the_only_worker_with_room() {
         assert_eq!(timed(fleet.send()).await, (OK, ms(0)));
     }
     assert_eq!(fleet.worker("new").calls(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn by_load_too_a_failure_counts_as_a_request_for_as_long_as_one_takes() {
+    let loads = |id: &Id| {
+        let load = if *id == "a" { 0 } else { 100 };
+        move || load
+    };
+    let ids = ["a", "b", "c"].map(|id| Worker::doing(id, Script::Stream));
+    let fleet = Fleet::with(ids, |pool| {
+        pool.load(loads).pick(LeastLoaded::of_all().by_load())
+    });
+    // One request is with each of the others, and has all of their load.
+    let _drain = fleet.set.drain("a");
+    let mut drained = fleet.set.drain("b");
+    let _of_c = fleet.call().await.unwrap();
+    drop(std::mem::replace(&mut drained, fleet.set.drain("c")));
+    let _of_b = fleet.call().await.unwrap();
+    drop((_drain, drained));
+
+    fleet.worker("a").script(failing());
+    for _ in 0..20 {
+        let _ = fleet.call().await;
+    }
+    assert!(fleet.worker("a").calls() <= 2, "as loaded as the others");
+    sleep(secs(1)).await;
+    let before = fleet.worker("a").calls();
+    assert_eq!(fleet.send().await, FAILS, "a success would be over by now");
+    assert_eq!(fleet.worker("a").calls(), before + 1);
 }

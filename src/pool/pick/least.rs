@@ -40,42 +40,99 @@ impl LeastLoaded {
     }
 
     /// Compares the [load](crate::load::WorkerLoad) that is kept beside each worker
-    /// (default: the requests in flight).
+    /// (default: the requests in flight). What a worker is taken to have beside
+    /// that, its [handicap](super::Candidate::handicap), counts as much as
+    /// requests do on average among those that are compared.
     #[must_use]
     pub const fn by_load(mut self) -> Self {
         self.by_load = true;
         self
     }
 
-    fn load<Req>(self, workers: &OpenWorkers<'_, Req>, position: u32) -> Option<f64> {
+    fn loaded<Req>(self, workers: &OpenWorkers<'_, Req>, at: u32) -> Option<Loaded> {
         if self.by_load {
-            let candidate = workers.get(position)?;
-            let load = candidate.load().saturating_add(1);
-            Some(per_weight(load, candidate.weight()))
+            let candidate = workers.get(at)?;
+            Some(Loaded {
+                at,
+                load: candidate.load(),
+                in_flight: candidate.in_flight(),
+                handicap: candidate.handicap(),
+                weight: candidate.weight(),
+            })
         } else {
-            let (in_flight, weight, _) = workers.facts(position)?;
-            Some(per_weight(in_flight.saturating_add(1), weight))
+            let (load, weight, _) = workers.facts(at)?;
+            Some(Loaded {
+                at,
+                load,
+                in_flight: 0,
+                handicap: 0,
+                weight,
+            })
         }
+    }
+
+    fn least<Req>(
+        self,
+        workers: &OpenWorkers<'_, Req>,
+        positions: impl Iterator<Item = u32>,
+    ) -> Option<u32> {
+        let mut seen = Seen::default();
+        let mut least: Option<Loaded> = None;
+        for loaded in positions.filter_map(|at| self.loaded(workers, at)) {
+            seen.add(&loaded);
+            let is_less = |least: &Loaded| seen.load_of(&loaded) < seen.load_of(least);
+            if least.as_ref().is_none_or(is_less) {
+                least = Some(loaded);
+            }
+        }
+        Some(least?.at)
+    }
+}
+
+/// A worker that is compared.
+struct Loaded {
+    at: u32,
+    load: u64,
+    in_flight: u64,
+    handicap: u64,
+    weight: u64,
+}
+
+/// What the workers that were looked at have in all.
+#[derive(Default)]
+struct Seen {
+    load: u64,
+    requests: u64,
+}
+
+impl Seen {
+    fn add(&mut self, loaded: &Loaded) {
+        self.load = self.load.saturating_add(loaded.load);
+        self.requests = self.requests.saturating_add(loaded.in_flight);
+    }
+
+    /// The load of a worker with one more request, per weight.
+    fn load_of(&self, loaded: &Loaded) -> f64 {
+        let of_request = (self.load / self.requests.max(1)).max(1);
+        let handicap = loaded.handicap.saturating_mul(of_request);
+        let load = loaded.load.saturating_add(handicap).saturating_add(1);
+        per_weight(load, loaded.weight)
     }
 }
 
 impl<Req> Pick<Req> for LeastLoaded {
     fn pick(&self, _: &Req, workers: &OpenWorkers<'_, Req>) -> Option<Candidate<Req>> {
         let len = workers.len();
-        let least = |positions: &mut dyn Iterator<Item = u32>| {
-            let loads = positions.filter_map(|at| Some((self.load(workers, at)?, at)));
-            loads.reduce(|least, other| if other.0 < least.0 { other } else { least })
-        };
         let chosen = if self.of >= len {
             let start = workers.random();
-            least(&mut (0..len).map(|n| (start + n) % len))
+            self.least(workers, (0..len).map(|n| (start + n) % len))
         } else if self.of == 2 {
             let (one, other) = two_below(len);
-            least(&mut [one, other].into_iter())
+            self.least(workers, [one, other].into_iter())
         } else {
-            least(&mut (0..self.of).map(|_| workers.random()))
+            self.least(workers, (0..self.of).map(|_| workers.random()))
         };
-        workers.get(chosen?.1)
+        workers.get(chosen?)
     }
 }
 

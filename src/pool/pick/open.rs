@@ -135,6 +135,13 @@ impl<Req> Candidate<Req> {
         load.map_or_else(|| self.in_flight(), |load| load.load())
     }
 
+    /// How many requests the worker is taken to have beside those that it has:
+    /// one for each that failed a short while ago, and some while it is
+    /// [started slowly](crate::pool::WorkerPoolBuilder::slow_start).
+    pub fn handicap(&self) -> u64 {
+        self.member.watch.handicap()
+    }
+
     /// How much the worker takes, in relation to the others.
     pub fn weight(&self) -> u64 {
         self.member.weight
