@@ -102,7 +102,7 @@ impl Stands {
         }
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(tower_overload_loom)))]
     pub(crate) fn both(standing: Standing) -> Self {
         Self {
             honoured: standing,
