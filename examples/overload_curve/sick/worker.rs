@@ -33,7 +33,7 @@ use tokio::{
 use tower::ServiceExt;
 use tower_overload::{
     BoxError,
-    upstream::{HttpWorker, HttpWorkerBuilder},
+    upstream::{HttpWorker, HttpWorkerBuilder, forward::Forwarding},
 };
 
 /// How long a worker that flaps is dead, and well.
@@ -67,7 +67,10 @@ impl SickWorker {
             ..config
         })
         .await?;
-        let behind = HttpWorkerBuilder::new().build(worker.url());
+        let behind = HttpWorkerBuilder::new()
+            // Not the gateway's name, which is that of the process: no loop.
+            .forwarding(Forwarding::new().without_via())
+            .build(&format!("http://{}", worker.address()));
         let front = Arc::new(Front {
             kind,
             sick: AtomicBool::new(false),
