@@ -36,6 +36,10 @@ const DISTURBED: f64 = 10.0;
 #[tokio::main]
 async fn main() -> io::Result<()> {
     let args: Args = cli::parse();
+    // The gateway has much to say of sick workers.
+    if std::env::var_os("RUST_LOG").is_some() {
+        cli::init_logging();
+    }
     let plan = args.plan().unwrap_or_else(|error| error.exit());
     if let Some(kinds) = &plan.sick {
         return sick::run(kinds, &plan).await;
