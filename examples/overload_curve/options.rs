@@ -89,6 +89,8 @@ pub struct Plan {
     pub attempts: usize,
     pub from: Option<PathBuf>,
     pub sick: Option<Vec<Kind>>,
+    /// Only to see that it works.
+    pub quick: bool,
 }
 
 fn limits(value: &str) -> Result<(usize, usize), String> {
@@ -143,6 +145,7 @@ impl Args {
             attempts: if quick { 1 } else { self.attempts },
             from: self.from,
             sick: self.sick.map(|kinds| kinds.0),
+            quick,
         })
     }
 }

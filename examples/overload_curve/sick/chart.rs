@@ -1,7 +1,7 @@
 //! The plot: goodput and failures over time, a row for each kind of sickness
 //! and a column for each load.
 
-use super::measure::{GRACE, Step};
+use super::measure::Step;
 use crate::panel::{Axis, Curve, Drawn, IDEAL, Panel, draw_head};
 use plotters::prelude::*;
 use std::{fs, path::Path};
@@ -35,7 +35,7 @@ pub fn draw(steps: &[Step], folder: &Path) -> Drawn {
     let areas = body.split_evenly((rows, columns));
     let times = steps.iter().map(|step| step.at);
     let from = times.clone().fold(0.0, f64::min).floor();
-    let to = times.fold(GRACE.as_secs_f64(), f64::max).ceil();
+    let to = times.fold(1.0, f64::max).ceil();
     for (row, kind) in kinds.iter().enumerate() {
         for (column, load) in loads.iter().enumerate() {
             let of = |step: &&Step| step.kind == *kind && step.load == *load;

@@ -16,10 +16,17 @@ use tokio::time::{Instant, sleep_until};
 
 /// The workers that stay well.
 pub const WELL: usize = 3;
-/// How long all are well.
-const BEFORE: Duration = Duration::from_secs(2);
-/// How long the gateway has to find out.
-pub const GRACE: Duration = Duration::from_secs(2);
+/// How long a measurement is.
+#[derive(Clone, Copy, Debug)]
+pub struct Phases {
+    /// All are well.
+    pub before: Duration,
+    /// The gateway has that long to find out.
+    pub grace: Duration,
+    /// What is measured.
+    pub window: Duration,
+}
+
 /// The limits on a head, and on each frame.
 const LIMIT: Duration = Duration::from_millis(500);
 /// From the last request until the client hangs up.
@@ -74,31 +81,36 @@ pub async fn measure(
     kind: Kind,
     setting: &Setting,
     load: f64,
-    (window, seed, open_files): (Duration, u64, u64),
+    (phases, seed, open_files): (Phases, u64, u64),
 ) -> io::Result<(Cost, Vec<Step>)> {
     let capacity = setting.capacity * WELL as f64 / WORKERS as f64;
-    let sent_for = BEFORE + GRACE + window;
+    let Phases {
+        before,
+        grace,
+        window,
+    } = phases;
+    let sent_for = before + grace + window;
     let arrivals = setting.arrivals(load * capacity, sent_for, seed);
     let (three, four) = (start(setting).await?, start(setting).await?);
     let begin = Instant::now();
-    let onset = begin + BEFORE;
+    let onset = begin + before;
     let mut config = setting.worker(Mode::Both)?;
     config.listen = (Ipv4Addr::LOCALHOST, 0).into();
     config.id = Some("sick".into());
     config.register = Some(four.admin_url());
     let sick = SickWorker::start(kind, config, onset).await?;
-    let (graced, over) = (onset + GRACE, begin + sent_for);
+    let (graced, over) = (onset + grace, begin + sent_for);
     let (three_url, four_url) = (three.url(), four.url());
     let times = (begin, over + PATIENCE);
     let send =
         |url, arrivals: Vec<Arrival>| send_all(setting, url, arrivals, times, open_files / 2);
     let watch = async {
         sleep_until(graced).await;
-        let (before, asked) = (Machine::now(), sick.asked());
+        let (then, asked) = (Machine::now(), sick.asked());
         sleep_until(over).await;
         let asked = sick.asked().zip(asked).map(|(now, then)| now - then);
-        let usage = before.zip(Machine::now());
-        (asked, usage.map(|(before, now)| now.since(before).1))
+        let usage = then.zip(Machine::now());
+        (asked, usage.map(|(then, now)| now.since(then).1))
     };
     let ((alone, _), (ended, _), (asked, others)) = tokio::join!(
         send(&three_url, arrivals.clone()),
@@ -126,7 +138,7 @@ pub async fn measure(
     };
     Ok((
         cost,
-        steps(setting, kind, load, (&alone, &ended), (onset, over)),
+        steps(setting, kind, load, (&alone, &ended), (begin, onset, over)),
     ))
 }
 
@@ -148,18 +160,19 @@ fn steps(
     kind: Kind,
     load: f64,
     (alone, ended): (&[Ended], &[Ended]),
-    (onset, over): (Instant, Instant),
+    (begin, onset, over): (Instant, Instant, Instant),
 ) -> Vec<Step> {
     let slots_time = STEP.as_secs_f64() * (WELL * setting.slots) as f64;
     let of_capacity = |ended, from| 100.0 * good(setting, ended, from, from + STEP).1 / slots_time;
-    let mut from = onset - BEFORE + STEP;
+    // The first one is warming up.
+    let mut from = begin + STEP;
     let mut steps = Vec::new();
     while from + STEP <= over {
-        let middle = (from + STEP / 2 - (onset - BEFORE)).as_secs_f64();
+        let middle = (from + STEP / 2 - begin).as_secs_f64();
         steps.push(Step {
             kind: kind.name().into(),
             load,
-            at: middle - BEFORE.as_secs_f64(),
+            at: middle - (onset - begin).as_secs_f64(),
             alone: of_capacity(alone, from),
             good: of_capacity(ended, from),
             failed: failed(ended, from, from + STEP),

@@ -1,5 +1,5 @@
-//! What a sick worker costs: one of four falls sick, and the other three could
-//! serve what is offered, or half of it, or half of it only.
+//! What a sick worker costs: one of four falls sick, while half of what the
+//! other three can do is offered, or all of it, or twice that.
 //!
 //! `kind.rs` says how it is sick, and `measure.rs` what is counted. The results
 //! go to `sick.md`, those over time to `sick.csv` and `plots/sick.svg`.
@@ -13,8 +13,8 @@ mod worker;
 pub use kind::{Kind, Kinds, kinds};
 
 use crate::{DISTURBED, cores, fleet::Setting, machine, options::Plan};
-use measure::{Cost, Step};
-use std::{fs, io, path::Path};
+use measure::{Cost, Phases, Step};
+use std::{fs, io, path::Path, time::Duration};
 
 /// Measures every kind at every load, unless there is a file of steps already,
 /// and draws them.
@@ -44,6 +44,15 @@ async fn measure_all(kinds: &[Kind], plan: &Plan) -> io::Result<Vec<Step>> {
     Ok(steps)
 }
 
+fn phases(plan: &Plan) -> Phases {
+    let two_seconds = Duration::from_millis(if plan.quick { 500 } else { 2000 });
+    Phases {
+        before: two_seconds,
+        grace: two_seconds,
+        window: plan.window,
+    }
+}
+
 async fn quietest(
     kind: Kind,
     setting: &Setting,
@@ -51,7 +60,7 @@ async fn quietest(
     plan: &Plan,
     open_files: u64,
 ) -> io::Result<(Cost, Vec<Step>)> {
-    let settings = (plan.window, plan.seed, open_files);
+    let settings = (phases(plan), plan.seed, open_files);
     let mut best = measure::measure(kind, setting, load, settings).await?;
     for _ in 1..plan.attempts {
         if best.0.others.unwrap_or(0.0) < DISTURBED {
