@@ -111,9 +111,10 @@ async fn fall_sick(
 ) -> io::Result<()> {
     match front.kind {
         Kind::Dead => {
-            drop((worker, server));
+            drop(server);
             // Nobody else gets its port.
             let _port = bound(address).await?;
+            drop(worker);
             pending().await
         }
         Kind::Flaps => loop {
