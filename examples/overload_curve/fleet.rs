@@ -129,22 +129,19 @@ impl Setting {
     }
 
     pub async fn start(&self, mode: Mode, observer: Observer) -> io::Result<Gateway> {
-        let limits = if mode.has_cap() {
-            Some(Limits::new(self.slots, self.queue).map_err(io::Error::other)?)
-        } else {
-            None
-        };
-        let default = GatewayConfig::default();
         Gateway::start(GatewayConfig {
-            embedded_workers: WORKERS,
-            embedded: WorkerConfig {
-                limits,
-                timing: self.timing,
-                batch: NonZeroUsize::new(self.slots),
-                stream_interval: self.traffic.workload.stream_interval(),
-                kv_total_blocks: self.kv_total_blocks,
-                ..WorkerConfig::default()
-            },
+            observer: Some(observer),
+            ..self.config(mode, WORKERS)?
+        })
+        .await
+    }
+
+    /// A gateway with so many workers in it.
+    pub fn config(&self, mode: Mode, workers: usize) -> io::Result<GatewayConfig> {
+        let default = GatewayConfig::default();
+        Ok(GatewayConfig {
+            embedded_workers: workers,
+            embedded: self.worker(mode)?,
             thresholds: if mode.has_filter() {
                 ThresholdUpdate::new().active_decode_blocks(THRESHOLD)
             } else {
@@ -155,9 +152,24 @@ impl Setting {
             } else {
                 Duration::ZERO
             },
-            observer: Some(observer),
             ..default
         })
-        .await
+    }
+
+    /// Each of its workers.
+    pub fn worker(&self, mode: Mode) -> io::Result<WorkerConfig> {
+        let limits = if mode.has_cap() {
+            Some(Limits::new(self.slots, self.queue).map_err(io::Error::other)?)
+        } else {
+            None
+        };
+        Ok(WorkerConfig {
+            limits,
+            timing: self.timing,
+            batch: NonZeroUsize::new(self.slots),
+            stream_interval: self.traffic.workload.stream_interval(),
+            kv_total_blocks: self.kv_total_blocks,
+            ..WorkerConfig::default()
+        })
     }
 }

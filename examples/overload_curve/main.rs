@@ -10,13 +10,18 @@
 //! them streaming requests over real HTTP. `workload.rs` says what is sent,
 //! `fleet.rs` what the four curves are, and `measure.rs` what is counted. The
 //! results go to `results.md` and `plots/` beside this file.
+//!
+//! With `--sick KIND` it measures what one sick worker of four costs instead;
+//! see `sick/`.
 
 mod chart;
 mod fleet;
 mod machine;
 mod measure;
 mod options;
+mod panel;
 mod point;
+mod sick;
 mod workload;
 
 use machine::Machine;
@@ -31,7 +36,14 @@ const DISTURBED: f64 = 10.0;
 #[tokio::main]
 async fn main() -> io::Result<()> {
     let args: Args = cli::parse();
+    // The gateway has much to say of sick workers.
+    if std::env::var_os("RUST_LOG").is_some() {
+        cli::init_logging();
+    }
     let plan = args.plan().unwrap_or_else(|error| error.exit());
+    if let Some(kinds) = &plan.sick {
+        return sick::run(kinds, &plan).await;
+    }
     let points = match &plan.from {
         Some(file) => point::read(file).unwrap_or_else(|error| error.exit()),
         None => measure_all(&plan).await?,

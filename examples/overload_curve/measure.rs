@@ -7,6 +7,7 @@ use crate::{
     point::Point,
     workload::service_time,
 };
+use http::Uri;
 use overload_examples::{
     gateway::Observer,
     replay::{Arrival, Outcome, Pace, Requests, open_loop},
@@ -30,12 +31,71 @@ use tokio::{
 const OTHER_FILES: u64 = 128;
 
 /// How a request ended, and when.
-struct Ended {
-    arrival: Arrival,
-    due: Instant,
-    at: Instant,
+#[derive(Debug)]
+pub struct Ended {
+    pub arrival: Arrival,
+    pub due: Instant,
+    pub at: Instant,
     /// `None` if it was not sent, since the client had no connection left.
-    outcome: Option<Outcome>,
+    pub outcome: Option<Outcome>,
+}
+
+impl Ended {
+    /// Whether it met both objectives.
+    pub fn is_good(&self, setting: &Setting) -> bool {
+        match &self.outcome {
+            Some(Outcome::Succeeded(pace)) => is_good(setting, &self.arrival, pace),
+            _ => false,
+        }
+    }
+}
+
+/// Sends the requests of a setting to the gateway at `url`, each when it is due
+/// from `start` on, and hangs up `until` then. Tells how they ended, and how
+/// often the client panicked.
+pub async fn send_all(
+    setting: &Setting,
+    url: &Uri,
+    arrivals: Vec<Arrival>,
+    (start, until): (Instant, Instant),
+    open_files: u64,
+) -> (Vec<Ended>, u64) {
+    let longest = setting.traffic.requests().iter();
+    let longest = longest.map(|request| request.prompt_tokens).max();
+    let requests = Arc::new(Requests::new(url, "tiny", longest));
+    let connections = open_files.saturating_sub(OTHER_FILES) / FILES_PER_REQUEST;
+    let connections = Arc::new(Semaphore::new(connections.max(1) as usize));
+    let mut ended: Vec<Ended> = Vec::with_capacity(arrivals.len());
+    let mut panicked = 0;
+    open_loop(
+        arrivals
+            .into_iter()
+            .map(|arrival| (start + arrival.at, arrival)),
+        |due, arrival| {
+            let requests = Arc::clone(&requests);
+            let connection = Arc::clone(&connections).try_acquire_owned();
+            async move {
+                let outcome = match connection {
+                    Ok(_connection) => Some(requests.send_until(arrival, due, until).await),
+                    Err(_) => None,
+                };
+                let at = Instant::now();
+                Ended {
+                    arrival,
+                    due,
+                    at,
+                    outcome,
+                }
+            }
+        },
+        |end| match end {
+            Ok(end) => ended.push(end),
+            Err(_) => panicked += 1,
+        },
+        pending(),
+    )
+    .await;
+    (ended, panicked)
 }
 
 /// Refusals as the gateway sees them: how long each took, and whether the
@@ -82,12 +142,6 @@ pub async fn measure(
 ) -> io::Result<Point> {
     let refusals = Arc::new(Refusals::default());
     let gateway = setting.start(mode, refusals.observer()).await?;
-    let longest = setting.traffic.requests().iter();
-    let longest = longest.map(|request| request.prompt_tokens).max();
-    let requests = Arc::new(Requests::new(&gateway.url(), "tiny", longest));
-    let connections = open_files.saturating_sub(OTHER_FILES) / FILES_PER_REQUEST;
-    let connections = Arc::new(Semaphore::new(connections.max(1) as usize));
-
     let sent_for = setting.warm_up() + plan.window;
     let rate = load * setting.capacity;
     let arrivals = setting.arrivals(rate, sent_for, plan.seed);
@@ -95,35 +149,8 @@ pub async fn measure(
     let (from, to) = (start + setting.warm_up(), start + sent_for);
     let until = to + setting.patience();
 
-    let mut ended: Vec<Ended> = Vec::with_capacity(arrivals.len());
-    let mut panicked = 0;
-    let sending = open_loop(
-        arrivals
-            .into_iter()
-            .map(|arrival| (start + arrival.at, arrival)),
-        |due, arrival| {
-            let requests = Arc::clone(&requests);
-            let connection = Arc::clone(&connections).try_acquire_owned();
-            async move {
-                let outcome = match connection {
-                    Ok(_connection) => Some(requests.send_until(arrival, due, until).await),
-                    Err(_) => None,
-                };
-                let at = Instant::now();
-                Ended {
-                    arrival,
-                    due,
-                    at,
-                    outcome,
-                }
-            }
-        },
-        |end| match end {
-            Ok(end) => ended.push(end),
-            Err(_) => panicked += 1,
-        },
-        pending(),
-    );
+    let url = gateway.url();
+    let sending = send_all(setting, &url, arrivals, (start, until), open_files);
     let watching = async {
         sleep_until(from).await;
         refusals.counting.store(true, Ordering::Relaxed);
@@ -134,7 +161,7 @@ pub async fn measure(
             .zip(Machine::now())
             .map(|(before, after)| after.since(before))
     };
-    let ((), usage) = tokio::join!(sending, watching);
+    let ((ended, panicked), usage) = tokio::join!(sending, watching);
     drop(gateway);
 
     let within = |at: Instant| from <= at && at < to;
@@ -155,12 +182,8 @@ pub async fn measure(
     let good: Vec<Duration> = ended
         .iter()
         .filter(|ended| within(ended.at))
-        .filter_map(|ended| match &ended.outcome {
-            Some(Outcome::Succeeded(pace)) if is_good(setting, &ended.arrival, pace) => {
-                Some(service_time(&setting.timing, &ended.arrival))
-            }
-            _ => None,
-        })
+        .filter(|ended| ended.is_good(setting))
+        .map(|ended| service_time(&setting.timing, &ended.arrival))
         .collect();
     let slots_time = plan.window.as_secs_f64() * (WORKERS * setting.slots) as f64;
     let good_time: Duration = good.iter().sum();

@@ -2,6 +2,7 @@
 
 use crate::{
     fleet::{Mode, Setting},
+    sick::{Kind, Kinds, kinds},
     workload::{Traffic, Workload},
 };
 use clap::{Parser, ValueEnum};
@@ -57,6 +58,13 @@ pub struct Args {
     #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data"))]
     data: PathBuf,
 
+    /// What one sick worker of four costs, in place of the curves; the loads
+    /// are multiples of what the other three can do [default: 0.5,1,2]. KIND
+    /// is all, or some of hangs, heads, stalls, fails, refuses, dead, connects
+    /// and flaps, separated by commas
+    #[arg(long, value_name = "KIND", value_parser = kinds)]
+    sick: Option<Kinds>,
+
     /// Only to see that it works, on a slow machine too: one workload, one slow
     /// fleet, two loads, half a second each; other options still count
     #[arg(long)]
@@ -80,6 +88,9 @@ pub struct Plan {
     pub out: PathBuf,
     pub attempts: usize,
     pub from: Option<PathBuf>,
+    pub sick: Option<Vec<Kind>>,
+    /// Only to see that it works.
+    pub quick: bool,
 }
 
 fn limits(value: &str) -> Result<(usize, usize), String> {
@@ -115,7 +126,11 @@ impl Args {
         } else {
             self.loads
         };
-        let seconds = self.seconds.unwrap_or(if quick { 0.5 } else { 2.5 });
+        let seconds = self.seconds.unwrap_or(match (quick, &self.sick) {
+            (true, _) => 0.5,
+            (false, Some(_)) => 6.0,
+            (false, None) => 2.5,
+        });
         let window = Duration::try_from_secs_f64(seconds)
             .map_err(|_| UsageError::new("--seconds", seconds, "expected a shorter time"))?;
         Ok(Plan {
@@ -129,6 +144,8 @@ impl Args {
             out: self.out,
             attempts: if quick { 1 } else { self.attempts },
             from: self.from,
+            sick: self.sick.map(|kinds| kinds.0),
+            quick,
         })
     }
 }
@@ -159,6 +176,18 @@ impl Plan {
             }
         }
         points
+    }
+
+    /// The fleet of which one falls sick: four workers of the first setting.
+    pub fn sick_fleet(&self) -> Setting {
+        let (slots, queue) = self.limits[0];
+        let capacity = self.capacity.unwrap_or(100.0);
+        Setting::new(self.traffic[0].clone(), slots, queue, capacity, self.seed)
+    }
+
+    /// Multiples of what the others of it can do.
+    pub fn sick_loads(&self) -> &[f64] {
+        self.loads.as_deref().unwrap_or(&[0.5, 1.0, 2.0])
     }
 
     fn loads(&self, workload: Workload) -> &[f64] {

@@ -123,6 +123,49 @@ async fn a_quick_run_has_a_row_for_every_point_and_draws_them() {
 }
 
 #[tokio::test]
+async fn a_quick_run_has_a_row_for_every_kind_of_sickness_and_draws_them() {
+    const KINDS: [&str; 8] = [
+        "hangs", "heads", "stalls", "fails", "refuses", "dead", "connects", "flaps",
+    ];
+    let folder = Folder::new("sick");
+    let run = example("overload_curve")
+        .args(["--sick", "all", "--quick", "--loads", "0.5", "--out"])
+        .arg(&folder.0)
+        .output()
+        .await
+        .unwrap();
+    let stderr = String::from_utf8(run.stderr).unwrap();
+    assert!(run.status.success(), "{stderr}");
+    let rows = rows(&folder.0.join("sick.md"));
+    let kinds: Vec<&str> = rows.iter().map(|row| row[0].as_str()).collect();
+    assert_eq!(kinds, KINDS);
+    for row in &rows {
+        assert_eq!(row.len(), 12, "{row:?}");
+        let offered: f64 = row[2].parse().unwrap();
+        assert!(offered > 0.0, "nothing was offered: {row:?}");
+    }
+
+    let drawn = fs::read_to_string(folder.0.join("plots/sick.svg")).unwrap();
+    assert!(is_well_formed(&drawn));
+    for kind in KINDS {
+        assert!(drawn.contains(kind), "{kind} is not in the plot");
+    }
+    let again = Folder::new("sick-again");
+    let run = example("overload_curve")
+        .args(["--sick", "all", "--from"])
+        .arg(folder.0.join("sick.csv"))
+        .arg("--out")
+        .arg(&again.0)
+        .output()
+        .await
+        .unwrap();
+    assert!(run.status.success());
+    let drawn_again = fs::read_to_string(again.0.join("plots/sick.svg")).unwrap();
+    let curves = |svg: &str| svg.matches("<polyline").count();
+    assert_eq!(curves(&drawn), curves(&drawn_again));
+}
+
+#[tokio::test]
 async fn a_bad_option_is_named_with_its_value_and_what_is_allowed() {
     for (option, bad, allowed) in [
         ("--workloads", "unknown", "poisson"),
@@ -133,6 +176,7 @@ async fn a_bad_option_is_named_with_its_value_and_what_is_allowed() {
         ("--seconds", "-1", "above 0"),
         ("--data", "/nowhere", "azure"),
         ("--from", "/nowhere", "No such file"),
+        ("--sick", "well", "hangs"),
     ] {
         let first = refusal(example("overload_curve").args([option, bad])).await;
         for part in [option, bad, allowed] {

@@ -136,6 +136,9 @@ struct Events {
     first: Option<Instant>,
     last: Option<Instant>,
     done: bool,
+    /// A gateway ends a stream that breaks off as one that has ended, but for
+    /// this.
+    error: bool,
 }
 
 impl Events {
@@ -160,6 +163,7 @@ impl Events {
         };
         match data.trim_ascii() {
             b"[DONE]" => self.done = true,
+            error if error.starts_with(br#"{"error":"#) => self.error = true,
             // The event with the reason for the end has no token.
             chunk if contains(chunk, br#""text":"""#) => {}
             _ => {
@@ -172,6 +176,7 @@ impl Events {
 
     fn outcome(&self, due: Instant) -> Outcome {
         match (self.first, self.last) {
+            _ if self.error => Outcome::Failed("the stream ended with an error".into()),
             (Some(first), Some(last)) if self.done => Outcome::Succeeded(Pace {
                 first_token: first - due,
                 per_token: match self.tokens {
@@ -264,6 +269,16 @@ mod tests {
         let due = Instant::now();
         let mut events = Events::default();
         events.read(chunk("a").as_bytes(), due);
+        assert!(matches!(events.outcome(due), Outcome::Failed(_)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_ends_with_an_error_has_failed() {
+        let due = Instant::now();
+        let mut events = Events::default();
+        let error = "data: {\"error\":{\"message\":\"gone\"}}\n\n";
+        let stream = [chunk("a"), error.into(), "data: [DONE]\n\n".into()];
+        events.read(stream.concat().as_bytes(), due);
         assert!(matches!(events.outcome(due), Outcome::Failed(_)));
     }
 }
