@@ -205,7 +205,7 @@ impl Completion {
         if matches!(self.verdict, Verdict::Open | Verdict::AtItsEnd) {
             self.verdict = Verdict::Well;
             if let Some(flight) = &self.flight {
-                flight.seat().worker().succeeded(flight.seat().id());
+                flight.seat().worker().begins_well(flight.seat().id());
             }
         }
     }
@@ -231,8 +231,11 @@ impl Drop for Completion {
         flight.complete();
         let (worker, seat) = (flight.seat().worker(), flight.seat().id());
         worker.completed(seat);
-        if let (Some(since), Verdict::Well) = (self.since, self.verdict) {
-            worker.took(seat, since.elapsed());
+        if self.verdict == Verdict::Well {
+            worker.succeeded(seat);
+            if let Some(since) = self.since {
+                worker.took(seat, since.elapsed());
+            }
         }
         if let (Some(probe), Verdict::Open) = (self.probe, self.verdict) {
             worker.probe_abandoned(seat, probe);
@@ -243,8 +246,8 @@ impl Drop for Completion {
 /// Judges a worker by the bodies of its responses, as an observer of
 /// [`CompleteOnBody`](crate::completion::CompleteOnBody).
 ///
-/// A response is a good one once its first frame is there, or its end. One
-/// that breaks off is a failure. One that is dropped before its first frame
+/// A response begins to be a good one with its first frame, which ends a
+/// probation, and is one at its end. One that breaks off is a failure. One that is dropped before its first frame
 /// says nothing: its client has left.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JudgeBody;

@@ -201,7 +201,12 @@ impl Marks {
             | bit(self.failing.is_down(), Mark::Failing.bit())
             | bit(self.draining > 0, Mark::Draining.bit())
             | bit(is_suspect, SUSPECT)
-            | bit(!self.outcomes.is_clean(), TROUBLED)
+            | bit(self.is_troubled(), TROUBLED)
+    }
+
+    /// Whether each of its requests is watched.
+    fn is_troubled(&self) -> bool {
+        !self.outcomes.is_clean() || self.failing.is_on_parole()
     }
 
     /// Whether a request may be sent, and if not, when that may change by itself.
@@ -374,20 +379,25 @@ impl Marks {
         took: Option<Duration>,
         times: &Times,
     ) -> Duration {
-        if self.outcomes.failed() || !self.failing.is_trusted() {
+        if self.outcomes.failed() || self.failing != Probation::Trusted {
             self.failing.exclude(now, times);
         }
         let takes = self.takes.unwrap_or(times.cooldown).min(LONGEST_HANDICAP);
         takes.saturating_sub(took.unwrap_or_default())
     }
 
-    /// A request is answered well.
-    pub(crate) fn succeeded(&mut self) {
-        self.outcomes.succeeded();
-        if !self.failing.is_trusted() && !self.failing.is_down() {
-            self.failing = Probation::Trusted;
+    /// A request begins to be answered well: the first frame is there.
+    pub(crate) fn begins_well(&mut self) {
+        if self.failing.begins_well() {
             self.outcomes = Outcomes::default();
         }
+    }
+
+    /// A request was answered well, to its end.
+    pub(crate) fn succeeded(&mut self) {
+        self.begins_well();
+        self.outcomes.succeeded();
+        self.failing.ended_well();
     }
 
     /// A request that was answered well took so long.
@@ -499,8 +509,11 @@ mod tests {
         assert_eq!(standing(&marks), Standing::Suspect);
         marks.reached();
         assert_eq!(standing(&marks), Standing::Suspect, "it fails still");
-        marks.succeeded();
-        assert_eq!(standing(&marks), Standing::Open);
+        for _ in 0..5 {
+            assert_ne!(marks.bits(), 0);
+            marks.succeeded();
+            assert_eq!(standing(&marks), Standing::Open);
+        }
         assert_eq!(marks.bits(), 0);
     }
 
@@ -540,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_fails_is_excluded_and_one_success_on_probation_ends_it() {
+    fn a_worker_that_fails_is_excluded_until_one_request_begins_well_and_trusted_after_five() {
         let mut now = Instant::now();
         let mut marks = Marks::default();
         for _ in 0..4 {
@@ -560,8 +573,18 @@ mod tests {
             marks.dispatched(now, &TIMES).unwrap();
             assert_eq!(standing(&marks), Standing::Held);
         }
-        marks.succeeded();
+        marks.begins_well();
+        assert_eq!(standing(&marks), Standing::Open);
+        marks.failed(now, None, &TIMES);
+        assert_eq!(standing(&marks), Standing::Unusable, "one is enough");
+        now += Duration::from_secs(4);
+        marks.expire(now);
+        (0..5).for_each(|_| marks.succeeded());
         assert_eq!(marks.bits(), 0);
+        for _ in 0..4 {
+            marks.failed(now, None, &TIMES);
+        }
+        assert_eq!(standing(&marks), Standing::Open, "it is trusted again");
     }
 
     #[test]

@@ -19,23 +19,54 @@ pub(super) enum Probation {
     Down {
         since: Instant,
         until: Instant,
-        cooldown: Duration,
+        spell: Spell,
     },
     /// The exclusion is over, and nothing has shown yet that the worker is
     /// well.
-    Suspect { cooldown: Duration },
+    Suspect { spell: Spell },
     /// One request is on its way to find out; others wait for it until then,
     /// and then another finds out. That it takes long is no failure.
     Probing {
         until: Instant,
-        cooldown: Duration,
+        spell: Spell,
         probe: Probe,
     },
+    /// It began to answer well, and takes requests as one that is trusted.
+    /// Until so many have ended well too, one that fails is enough to exclude
+    /// it again.
+    Parole { spell: Spell, left: u8 },
 }
 
+/// What the exclusions in a row, with nothing well in between, have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spell {
+    /// How long the last one was to be.
+    cooldown: Duration,
+    /// What signs of life were worth.
+    signs: Signs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Signs {
+    /// Not known.
+    Unknown,
+    /// One was believed: whether that was right, a request finds out.
+    Believed,
+    /// One was believed, and the worker was not well.
+    Worthless,
+}
+
+/// As many requests have to end well before a worker is trusted again.
+const PAROLE: u8 = 5;
+
 impl Probation {
+    /// Whether the worker takes requests like any other.
     pub(super) fn is_trusted(self) -> bool {
-        self == Self::Trusted
+        matches!(self, Self::Trusted | Self::Parole { .. })
+    }
+
+    pub(super) fn is_on_parole(self) -> bool {
+        matches!(self, Self::Parole { .. })
     }
 
     pub(super) fn is_down(self) -> bool {
@@ -55,18 +86,17 @@ impl Probation {
     pub(super) fn until(self) -> Option<Instant> {
         match self {
             Self::Down { until, .. } | Self::Probing { until, .. } => Some(until),
-            Self::Trusted | Self::Suspect { .. } => None,
+            Self::Trusted | Self::Suspect { .. } | Self::Parole { .. } => None,
         }
     }
 
     pub(super) fn expire(&mut self, now: Instant) {
         match *self {
-            Self::Down {
-                until, cooldown, ..
+            Self::Down { until, spell, .. } | Self::Probing { until, spell, .. }
+                if until <= now =>
+            {
+                *self = Self::Suspect { spell };
             }
-            | Self::Probing {
-                until, cooldown, ..
-            } if until <= now => *self = Self::Suspect { cooldown },
             _ => {}
         }
     }
@@ -74,36 +104,50 @@ impl Probation {
     /// The worker is excluded, for twice as long as the last time if nothing
     /// was well in between.
     pub(super) fn exclude(&mut self, now: Instant, times: &Times) {
-        let cooldown = match *self {
+        let spell = match *self {
             // What was on its way when the worker went down fails together: it
             // is one failure.
             Self::Down { .. } => return,
-            Self::Trusted => times.cooldown,
-            Self::Suspect { cooldown } | Self::Probing { cooldown, .. } => {
-                cooldown.saturating_mul(2).min(times.max_cooldown)
+            Self::Trusted => Spell {
+                cooldown: times.cooldown,
+                signs: Signs::Unknown,
+            },
+            Self::Suspect { spell } | Self::Probing { spell, .. } | Self::Parole { spell, .. } => {
+                Spell {
+                    cooldown: spell.cooldown.saturating_mul(2).min(times.max_cooldown),
+                    signs: match spell.signs {
+                        Signs::Unknown => Signs::Unknown,
+                        Signs::Believed | Signs::Worthless => Signs::Worthless,
+                    },
+                }
             }
         };
         *self = Self::Down {
             since: now,
-            until: now + cooldown,
-            cooldown,
+            until: now + spell.cooldown,
+            spell,
         };
     }
 
     /// Something says that the worker lives: the exclusion lasts no longer than
-    /// the first one would, and then a request finds out.
+    /// the first one would, and then a request finds out. A worker that fails
+    /// although it gives signs of life is believed once.
     pub(super) fn shorten(&mut self, now: Instant, times: &Times) {
         if let Self::Down {
             since,
             until,
-            cooldown,
+            mut spell,
         } = *self
         {
+            if spell.signs == Signs::Worthless {
+                return;
+            }
+            spell.signs = Signs::Believed;
             let until = until.min(since + times.cooldown);
             *self = Self::Down {
                 since,
                 until,
-                cooldown,
+                spell,
             };
             self.expire(now);
         }
@@ -111,12 +155,12 @@ impl Probation {
 
     /// A request leaves for the worker, and finds out if nobody does.
     pub(super) fn probe(&mut self, now: Instant, probe: Probe, times: &Times) -> bool {
-        let Self::Suspect { cooldown } = *self else {
+        let Self::Suspect { spell } = *self else {
             return false;
         };
         *self = Self::Probing {
             until: now + times.probe_timeout,
-            cooldown,
+            spell,
             probe,
         };
         true
@@ -125,10 +169,35 @@ impl Probation {
     /// The request that was to find out was given up.
     pub(super) fn give_up(&mut self, given_up: Probe) {
         match *self {
-            Self::Probing {
-                cooldown, probe, ..
-            } if probe == given_up => *self = Self::Suspect { cooldown },
+            Self::Probing { spell, probe, .. } if probe == given_up => {
+                *self = Self::Suspect { spell };
+            }
             _ => {}
+        }
+    }
+
+    /// A request begins to be answered well. Whether the worker was on
+    /// probation, and is no longer.
+    pub(super) fn begins_well(&mut self) -> bool {
+        match *self {
+            Self::Suspect { spell } | Self::Probing { spell, .. } => {
+                *self = Self::Parole {
+                    spell,
+                    left: PAROLE,
+                };
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A request has ended well.
+    pub(super) fn ended_well(&mut self) {
+        if let Self::Parole { left, .. } = self {
+            *left -= 1;
+            if *left == 0 {
+                *self = Self::Trusted;
+            }
         }
     }
 }

@@ -47,6 +47,7 @@ use tower::retry::Policy;
 pub struct RetryRefused<T = InExtensions> {
     budget: RetryBudget,
     refused: usize,
+    lost: usize,
     unreachable: usize,
     resend_lost: bool,
     carry: T,
@@ -94,6 +95,7 @@ impl RetryRefused {
         Self {
             budget,
             refused: times,
+            lost: times,
             unreachable: UNREACHABLE_TIMES,
             resend_lost: true,
             carry: InExtensions,
@@ -113,6 +115,7 @@ impl<T> RetryRefused<T> {
         RetryRefused {
             budget: self.budget,
             refused: self.refused,
+            lost: self.lost,
             unreachable: self.unreachable,
             resend_lost: self.resend_lost,
             carry: AnyRequest,
@@ -221,7 +224,7 @@ where
         if let Some((worker, failure)) = lost.filter(|_| self.resend_lost) {
             self.note(request, worker);
             self.failure = Some(failure);
-            self.refused = self.refused.checked_sub(1)?;
+            self.lost = self.lost.checked_sub(1)?;
             self.resending = None;
             self.resending = Some(self.budget.resend()?);
             return Some(ready(()));
@@ -239,7 +242,7 @@ where
     }
 
     fn clone_request(&mut self, request: &Req) -> Option<Req> {
-        if self.refused == 0 && self.unreachable == 0 {
+        if self.refused == 0 && self.lost == 0 && self.unreachable == 0 {
             return None;
         }
         self.since = Some(Instant::now());
@@ -252,6 +255,7 @@ impl<T: Clone> Clone for RetryRefused<T> {
         Self {
             budget: self.budget.clone(),
             refused: self.refused,
+            lost: self.lost,
             unreachable: self.unreachable,
             resend_lost: self.resend_lost,
             carry: self.carry.clone(),

@@ -406,7 +406,15 @@ impl WorkerState {
         }
     }
 
-    /// It answered well.
+    /// It begins to answer well.
+    #[inline]
+    pub(crate) fn begins_well(&self, seat: SeatId) {
+        if self.has(Mark::Failing.bit() | SUSPECT) {
+            self.hear(seat, |marks, _, _| marks.begins_well());
+        }
+    }
+
+    /// It answered well, to the end.
     #[inline]
     pub(crate) fn succeeded(&self, seat: SeatId) {
         if self.has(Mark::Failing.bit() | SUSPECT | TROUBLED) {

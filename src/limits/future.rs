@@ -114,7 +114,7 @@ where
                         .as_mut()
                         .expect("it is there until it is given out");
                     match waits.body.as_mut().poll_frame(cx) {
-                        Poll::Ready(Some(Err(error))) => Err(error.into()),
+                        Poll::Ready(Some(Err(error))) => Err(this.limits.lost(error.into())),
                         Poll::Ready(Some(Ok(frame))) => Ok(Some(frame)),
                         Poll::Ready(None) => Ok(None),
                         Poll::Pending => {

@@ -123,7 +123,7 @@ pub use self::{
     streamed::{ByRequest, IsStreamed, Streamed, StreamedWhen},
 };
 
-use crate::{Limit, LimitPassed};
+use crate::{BoxError, Limit, LimitPassed, Unreachable};
 use std::{sync::Arc, time::Duration};
 
 /// What a service, its futures and its bodies share.
@@ -137,6 +137,15 @@ struct Limits {
 }
 
 impl Limits {
+    /// Nobody has seen anything of the answer that broke off.
+    fn lost(&self, error: BoxError) -> BoxError {
+        let lost = Unreachable::lost(error);
+        match &self.worker {
+            Some(worker) => lost.with_worker(worker.clone()).into(),
+            None => lost.into(),
+        }
+    }
+
     fn passed(&self, limit: Limit, after: Duration) -> LimitPassed {
         let passed = LimitPassed::new(limit, after);
         match &self.worker {

@@ -4,12 +4,12 @@ use crate::support::{Step::*, *};
 use http::Response;
 use http_body::Body;
 use http_body_util::BodyExt;
-use std::{pin::Pin, time::Duration};
+use std::{error::Error, io, pin::Pin, time::Duration};
 use tokio::time::{Instant, advance, sleep};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{BoxError, ServiceExt};
 use tower_overload::{
-    Limit, LimitPassed,
+    Limit, LimitPassed, Unreachable,
     limits::{TimeLimitBody, TimeLimitLayer},
 };
 
@@ -95,8 +95,12 @@ async fn the_first_frame_has_its_time_from_the_head_on() {
 async fn a_stream_that_breaks_before_its_first_frame_is_an_error_of_the_response() {
     let script = answer(EVENTS, &[(secs(1), Break)]);
     let error = error(respond(limits(), script).await);
-    let io = error.downcast_ref::<std::io::Error>().expect("as it was");
-    assert_eq!(io.kind(), std::io::ErrorKind::ConnectionReset);
+    let lost = Unreachable::find_in(&*error).expect("it can be sent elsewhere");
+    assert!(lost.may_have_been_sent());
+    assert_eq!(lost.worker(), Some("w"));
+    let io = lost.source().and_then(|it| it.downcast_ref::<io::Error>());
+    let io = io.expect("the cause is in the chain");
+    assert_eq!(io.kind(), io::ErrorKind::ConnectionReset);
 }
 
 #[tokio::test(start_paused = true)]

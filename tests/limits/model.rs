@@ -3,7 +3,7 @@
 use crate::support::{Step::*, *};
 use http_body_util::BodyExt;
 use proptest::{collection::vec, option, prelude::*};
-use std::time::Duration;
+use std::{error::Error, time::Duration};
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
 use tower_overload::{Limit, LimitPassed, limits::TimeLimitLayer};
@@ -124,7 +124,10 @@ async fn seen(schedule: &Schedule, bounds: Bounds) -> Log {
         Ok(response) => Box::pin(response.into_body()),
         Err(error) => {
             assert_eq!(worker.alive(), 0);
-            log.push((Seen::Error(error.to_string()), at()));
+            // One that broke off was lost, and the cause is below.
+            let cause = error.source().map(ToString::to_string);
+            let text = cause.unwrap_or_else(|| error.to_string());
+            log.push((Seen::Error(text), at()));
             return log;
         }
     };

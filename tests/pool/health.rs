@@ -1,8 +1,12 @@
 //! What is held against a worker that fails, and what ends it.
 
-use crate::support::{
-    ALL_BUSY, AT_CAPACITY, Fleet, Got, Id, OK, REFUSED, Script, Worker, ms, secs, timed,
+use crate::{
+    pick::Running,
+    support::{
+        ALL_BUSY, AT_CAPACITY, Fleet, Got, Id, OK, REFUSED, Script, Worker, ms, secs, timed,
+    },
 };
+use http_body_util::BodyExt;
 use std::io;
 use tokio::{
     task::yield_now,
@@ -31,6 +35,13 @@ async fn only(fleet: &Fleet, id: &'static str, others: &[&'static str], n: usize
     drop(drains);
     assert!(fleet.worker(id).calls() >= n);
     got
+}
+
+/// Sends one request to a worker of `a`, `b` and `c`.
+async fn only_to(fleet: &Fleet, id: Id) -> Running {
+    let others = ["a", "b", "c"].into_iter().filter(|other| *other != id);
+    let _drains: Vec<_> = others.map(|other| fleet.set.drain(other)).collect();
+    fleet.call().await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -418,4 +429,52 @@ async fn by_load_too_a_failure_counts_as_a_request_for_as_long_as_one_takes() {
     let before = fleet.worker("a").calls();
     assert_eq!(fleet.send().await, FAILS, "a success would be over by now");
     assert_eq!(fleet.worker("a").calls(), before + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_whose_answers_break_off_is_excluded_for_longer_each_time() {
+    let fleet = Fleet::of([Worker::new("a"), Worker::new("b"), Worker::new("c")]);
+    (0..5).for_each(|_| fleet.set.failed(&"a"));
+    fleet.send().await;
+    for cooldown in [1, 2, 4, 8] {
+        assert!(fleet.set.marks(&"a").has(Mark::Failing));
+        sleep(secs(cooldown)).await;
+        // Its first frame ends the probation, and the rest does not come.
+        fleet.worker("a").script(Script::Breaks);
+        let mut body = only_to(&fleet, "a").await.into_body();
+        assert!(body.frame().await.unwrap().is_ok());
+        assert!(!fleet.set.marks(&"a").is_excluded());
+        assert!(body.frame().await.unwrap().is_err());
+        let state = fleet.set.mark_states(&"a").pop().unwrap();
+        assert_eq!(
+            state.until(),
+            Some(Instant::now() + secs(2 * cooldown)),
+            "one failure is enough, and it is not forgotten"
+        );
+    }
+    sleep(secs(16)).await;
+    fleet.worker("a").script(Script::Serve);
+    for _ in 0..5 {
+        drop(only_to(&fleet, "a").await.into_body().collect().await);
+    }
+    for _ in 0..4 {
+        fleet.worker("a").script(failing());
+        drop(only_to(&fleet, "a").await);
+        assert!(!fleet.set.marks(&"a").is_excluded(), "it is trusted again");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_fails_although_it_says_that_it_lives_is_believed_once() {
+    let fleet = Fleet::of([Worker::new("a"), Worker::new("b"), Worker::new("c")]);
+    fleet.worker("a").script(failing());
+    (0..5).for_each(|_| fleet.set.failed(&"a"));
+    fleet.send().await;
+    for cooldown in [1, 2, 4, 8, 16, 30] {
+        fleet.set.alive(&"a");
+        let state = fleet.set.mark_states(&"a").pop().unwrap();
+        assert_eq!(state.until(), Some(Instant::now() + secs(cooldown)));
+        sleep(secs(cooldown)).await;
+        drop(only_to(&fleet, "a").await);
+    }
 }

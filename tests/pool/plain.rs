@@ -33,6 +33,11 @@ pub enum Reach {
         cooldown: u64,
         by: usize,
     },
+    /// It takes requests, and the next failure excludes it.
+    Parole {
+        cooldown: u64,
+        left: u8,
+    },
 }
 
 /// What a worker's connection is like.
@@ -77,13 +82,16 @@ impl Member {
     }
 
     pub fn succeeded(&mut self, now: u64) {
-        self.outcome(false);
-        if matches!(
-            self.failing.at(now),
-            Reach::Suspect { .. } | Reach::Probed { .. }
-        ) {
-            self.failing = Reach::Fine;
+        if let Reach::Suspect { cooldown } | Reach::Probed { cooldown, .. } = self.failing.at(now) {
+            self.failing = Reach::Parole { cooldown, left: 5 };
             self.outcomes.clear();
+        }
+        self.outcome(false);
+        if let Reach::Parole { left, .. } = &mut self.failing {
+            *left -= 1;
+            if *left == 0 {
+                self.failing = Reach::Fine;
+            }
         }
     }
 
@@ -115,12 +123,16 @@ impl Reach {
         let cooldown = match self {
             Self::Down { .. } => return self,
             Self::Fine => COOLDOWN,
-            Self::Suspect { cooldown } | Self::Probed { cooldown, .. } => {
-                (cooldown * 2).min(MAX_COOLDOWN)
-            }
+            Self::Suspect { cooldown }
+            | Self::Probed { cooldown, .. }
+            | Self::Parole { cooldown, .. } => (cooldown * 2).min(MAX_COOLDOWN),
         };
         let until = now + cooldown;
         Self::Down { until, cooldown }
+    }
+
+    fn is_trusted(self) -> bool {
+        matches!(self, Self::Fine | Self::Parole { .. })
     }
 
     fn is_down(self) -> bool {
@@ -289,15 +301,15 @@ impl Plain {
         let reachable: Vec<_> = reachable.collect();
         let failing = reachable
             .iter()
-            .filter(|id| self.failing(**id) != Reach::Fine);
+            .filter(|id| !self.failing(**id).is_trusted());
         2 * failing.count() > reachable.len()
     }
 
     /// What keeps requests from a worker that fails, or has failed.
     fn honoured(&self, id: u8) -> Reach {
         match self.ignores_failing() {
-            true => Reach::Fine,
-            false => self.failing(id),
+            false if !self.failing(id).is_trusted() => self.failing(id),
+            _ => Reach::Fine,
         }
     }
 

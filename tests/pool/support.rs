@@ -6,7 +6,6 @@ use futures::future::BoxFuture;
 use http::{Request, Response};
 use http_body::{Body, Frame};
 use std::{
-    convert::Infallible,
     future::Future,
     io, mem,
     pin::Pin,
@@ -43,6 +42,8 @@ pub enum Script {
     Stream,
     /// A status, and the seconds of its `Retry-After`.
     Status(u16, Option<u64>),
+    /// A head, a frame, and then an error.
+    Breaks,
     /// A status, after a while.
     Late(Duration, u16),
     /// The connection fails in this way, after a while.
@@ -231,9 +232,16 @@ impl Service<Request<()>> for Client {
                 Script::Stream => {
                     let (tx, rx) = oneshot::channel();
                     lock(&shared.streams).push(tx);
-                    Ok(answer(id, 200, None).map(|_| TestBody { end: Some(rx) }))
+                    Ok(answer(id, 200, None).map(|_| TestBody {
+                        end: Some(rx),
+                        breaks: Breaks::Never,
+                    }))
                 }
                 Script::Status(status, retry_after) => Ok(answer(id, status, retry_after)),
+                Script::Breaks => Ok(answer(id, 200, None).map(|_| TestBody {
+                    end: None,
+                    breaks: Breaks::AfterAFrame,
+                })),
                 Script::Late(time, status) => {
                     sleep(time).await;
                     Ok(answer(id, status, None))
@@ -261,23 +269,42 @@ fn answer(id: Id, status: u16, retry_after: Option<u64>) -> Response<TestBody> {
     if let Some(seconds) = retry_after {
         response = response.header("retry-after", seconds);
     }
-    response.body(TestBody { end: None }).unwrap()
+    response.body(TestBody::default()).unwrap()
 }
 
 /// Has no data, and ends at once or when the test says so.
 #[derive(Debug, Default)]
 pub struct TestBody {
     end: Option<oneshot::Receiver<()>>,
+    breaks: Breaks,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Breaks {
+    #[default]
+    Never,
+    AfterAFrame,
+    Now,
 }
 
 impl Body for TestBody {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = io::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        match self.breaks {
+            Breaks::Never => {}
+            Breaks::AfterAFrame => {
+                self.breaks = Breaks::Now;
+                return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"x")))));
+            }
+            Breaks::Now => {
+                return Poll::Ready(Some(Err(io::ErrorKind::ConnectionReset.into())));
+            }
+        }
         match &mut self.end {
             Some(end) => Pin::new(end).poll(cx).map(|_| None),
             None => Poll::Ready(None),
@@ -285,6 +312,6 @@ impl Body for TestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.end.is_none()
+        self.end.is_none() && self.breaks == Breaks::Never
     }
 }
