@@ -112,6 +112,12 @@
 //! if it is busy or leased as well, nothing is known of it, and it counts as
 //! unreachable.
 //!
+//! The first frame of a good answer ends the probation of a failing worker:
+//! the whole of it may take a minute. Until five requests have ended well,
+//! though, one that fails excludes the worker again, for twice as long as the
+//! last time. So a worker whose answers break off in the middle does not get
+//! its share over and over.
+//!
 //! A busy worker is asked too. A gauge may be stuck: an engine that gets nothing
 //! reports the same for ever. So a worker that was busy for
 //! [`probe_after`](BusySetBuilder::probe_after) by counts that did not change,
@@ -124,6 +130,7 @@
 //! [`BusySet::reached`] if a connection was made, [`BusySet::alive`] if it
 //! registered or reported, [`BusySet::well`] if it served something. And, the
 //! other way round, [`BusySet::unreachable`] and [`BusySet::failed`]. A worker
+//! that fails although it says that it lives is believed once. A worker
 //! that comes, or comes back, is [started slowly](crate::pool::WorkerPoolBuilder::slow_start)
 //! by a pool.
 //!

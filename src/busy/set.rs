@@ -155,7 +155,9 @@ impl<K: WorkerId> BusySet<K> {
     /// `worker` lives, by what it says or what else was seen of it, and may
     /// not be reached from here all the same. Its marks *unreachable* and
     /// *failing* last no longer than [`cooldown`](BusySetBuilder::cooldown)
-    /// from their beginning, and then one request finds out.
+    /// from their beginning, and then one request finds out. If that fails, what
+    /// else is seen of a failing worker says nothing of its answers: it does not
+    /// count until one has ended well.
     pub fn alive(&self, worker: &K) {
         self.say(worker, Marks::seen_alive);
     }

@@ -3,7 +3,7 @@
 use crate::support::{Step::*, *};
 use http_body_util::BodyExt;
 use proptest::{collection::vec, option, prelude::*};
-use std::{error::Error, time::Duration};
+use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
 use tower_overload::{Limit, LimitPassed, limits::TimeLimitLayer};
