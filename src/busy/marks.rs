@@ -367,8 +367,9 @@ impl Marks {
 
     /// Something says that the worker lives, and not that this side reaches it.
     pub(crate) fn seen_alive(&mut self, now: Instant, times: &Times) {
+        // Asking for a connection costs nothing; a request that fails does.
         self.reach.shorten(now, times);
-        self.failing.shorten(now, times);
+        self.failing.shorten_once(now, times);
     }
 
     /// A request has failed at the worker, after `took`. Returns how long it

@@ -130,8 +130,7 @@ impl Probation {
     }
 
     /// Something says that the worker lives: the exclusion lasts no longer than
-    /// the first one would, and then a request finds out. A worker that fails
-    /// although it gives signs of life is believed once.
+    /// the first one would, and then a request finds out.
     pub(super) fn shorten(&mut self, now: Instant, times: &Times) {
         if let Self::Down {
             since,
@@ -139,10 +138,9 @@ impl Probation {
             mut spell,
         } = *self
         {
-            if spell.signs == Signs::Worthless {
-                return;
+            if spell.signs == Signs::Unknown {
+                spell.signs = Signs::Believed;
             }
-            spell.signs = Signs::Believed;
             let until = until.min(since + times.cooldown);
             *self = Self::Down {
                 since,
@@ -150,6 +148,14 @@ impl Probation {
                 spell,
             };
             self.expire(now);
+        }
+    }
+
+    /// As [`shorten`](Self::shorten), unless one such sign was wrong already.
+    pub(super) fn shorten_once(&mut self, now: Instant, times: &Times) {
+        match *self {
+            Self::Down { spell, .. } if spell.signs == Signs::Worthless => {}
+            _ => self.shorten(now, times),
         }
     }
 
