@@ -154,7 +154,11 @@ fn a_time_limit_of_a_worker_has_its_default_or_is_as_asked_and_0_switches_it_off
     .iter()
     .enumerate()
     {
-        for (value, limit) in [("0", None), ("250", Some(250)), ("86400000", Some(86_400_000))] {
+        for (value, limit) in [
+            ("0", None),
+            ("250", Some(250)),
+            ("86400000", Some(86_400_000)),
+        ] {
             let mut expected = default;
             expected[n] = limit;
             assert_eq!(limits(&[option, value]), expected, "{option} {value}");

@@ -43,7 +43,9 @@ async fn gateway(limits: WorkerLimits, retry_refused: usize) -> Fleet {
 /// A worker whose answer is a stream that begins so and stops.
 async fn stopping(frames: &'static [&'static str]) -> Stub {
     Stub::start(move |_| {
-        let frames = frames.iter().map(|frame| Bytes::from_static(frame.as_bytes()));
+        let frames = frames
+            .iter()
+            .map(|frame| Bytes::from_static(frame.as_bytes()));
         let frames = stream::iter(frames.map(Ok::<_, Infallible>));
         Response::builder()
             .header("content-type", "text/event-stream")
@@ -66,7 +68,11 @@ async fn good() -> Stub {
     .await
 }
 
-fn spawn_post(fleet: &Fleet, path: &'static str, body: Value) -> JoinHandle<http::Response<Incoming>> {
+fn spawn_post(
+    fleet: &Fleet,
+    path: &'static str,
+    body: Value,
+) -> JoinHandle<http::Response<Incoming>> {
     let public = fleet.public.clone();
     tokio::spawn(async move { public.post(path, &body).await })
 }
@@ -108,7 +114,10 @@ async fn a_worker_that_takes_requests_and_never_answers_is_passed_over() {
 
 #[tokio::test]
 async fn whole_answers_have_a_limit_of_their_own() {
-    let limits = WorkerLimits { whole_head: SHORT, ..OFF };
+    let limits = WorkerLimits {
+        whole_head: SHORT,
+        ..OFF
+    };
     let mut whole = prompt(1);
     whole["stream"] = json!(false);
     hangs(limits, Stub::hanging().await, whole).await;
@@ -116,13 +125,19 @@ async fn whole_answers_have_a_limit_of_their_own() {
 
 #[tokio::test]
 async fn a_worker_that_sends_the_head_of_a_stream_and_nothing_else_is_passed_over() {
-    let limits = WorkerLimits { first_frame: SHORT, ..OFF };
+    let limits = WorkerLimits {
+        first_frame: SHORT,
+        ..OFF
+    };
     hangs(limits, stopping(&[]).await, prompt(1)).await;
 }
 
 #[tokio::test]
 async fn a_stream_that_stops_ends_with_an_error_event_and_is_not_sent_again() {
-    let limits = WorkerLimits { frame: SHORT, ..OFF };
+    let limits = WorkerLimits {
+        frame: SHORT,
+        ..OFF
+    };
     for path in [COMPLETIONS, CHAT, MESSAGES] {
         let stops = stopping(&[EVENT]).await;
         let fleet = gateway(limits, 64).await;
@@ -220,7 +235,10 @@ async fn unaccepting() -> (String, impl Sized) {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_worker_that_accepts_no_connection_is_passed_over() {
-    let limits = WorkerLimits { connect: SHORT, ..OFF };
+    let limits = WorkerLimits {
+        connect: SHORT,
+        ..OFF
+    };
     let (url, _held) = unaccepting().await;
     let fleet = gateway(limits, 0).await;
     fleet.register("deaf", &url, json!({})).await;
