@@ -3,7 +3,7 @@
 use crate::{
     process::{Process, example, refusal},
     serving::{Client, events, prompt, text, value},
-    support::{COMPLETIONS, NOWHERE, eventually},
+    support::{COMPLETIONS, NOWHERE, Stub, eventually},
 };
 use http::Method;
 use http_body_util::BodyExt;
@@ -107,6 +107,11 @@ async fn a_bad_option_is_named_with_its_value_and_what_is_allowed() {
         ("--max-in-flight", "0", "from 1 to"),
         ("--max-waiting", "-1", "from 0 to"),
         ("--probe-timeout-ms", "0", "from 1 to"),
+        ("--connect-timeout-ms", "-1", "from 0 to"),
+        ("--head-timeout-ms", "1.5", "from 0 to"),
+        ("--whole-head-timeout-ms", "never", "from 0 to"),
+        ("--first-frame-timeout-ms", "86400001", "to 86400000"),
+        ("--frame-timeout-ms", "", "from 0 to"),
         ("--retry-refused", "65", "from 0 to 64"),
         ("--retry-budget-percent", "1001", "to 1000"),
         ("--retry-lost-percent", "101", "to 100"),
@@ -122,6 +127,54 @@ async fn a_bad_option_is_named_with_its_value_and_what_is_allowed() {
             assert!(first.contains(part), "{option} {bad}: {first}");
         }
     }
+}
+
+#[test]
+fn a_time_limit_of_a_worker_has_its_default_or_is_as_asked_and_0_switches_it_off() {
+    let limits = |flags: &[&str]| {
+        let limits = config(flags, &[]).unwrap().limits;
+        let ms = |limit: Option<Duration>| limit.map(|limit| limit.as_millis());
+        [
+            ms(limits.connect),
+            ms(limits.head),
+            ms(limits.whole_head),
+            ms(limits.first_frame),
+            ms(limits.frame),
+        ]
+    };
+    let default = [Some(1000), Some(60_000), None, Some(60_000), Some(30_000)];
+    assert_eq!(limits(&[]), default);
+    for (n, option) in [
+        "--connect-timeout-ms",
+        "--head-timeout-ms",
+        "--whole-head-timeout-ms",
+        "--first-frame-timeout-ms",
+        "--frame-timeout-ms",
+    ]
+    .iter()
+    .enumerate()
+    {
+        for (value, limit) in [
+            ("0", None),
+            ("250", Some(250)),
+            ("86400000", Some(86_400_000)),
+        ] {
+            let mut expected = default;
+            expected[n] = limit;
+            assert_eq!(limits(&[option, value]), expected, "{option} {value}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_limit_of_the_command_line_ends_a_request_that_hangs() {
+    let hangs = Stub::hanging().await;
+    let worker = format!("a={}", hangs.url);
+    let flags = ["--worker", &worker, "--head-timeout-ms", "50"];
+    let gateway = start(example("gateway").args(flags)).await;
+    let response = gateway.public.post(COMPLETIONS, &prompt(1)).await;
+    assert_eq!(response.status().as_u16(), 503);
+    assert_eq!(response.headers()["x-overload-reason"], "worker_timeout");
 }
 
 #[tokio::test]

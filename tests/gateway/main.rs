@@ -8,6 +8,7 @@ mod cli;
 #[path = "../support/eventually.rs"]
 mod eventually;
 mod failures;
+mod limits;
 mod load;
 mod models;
 #[path = "../support/process.rs"]

@@ -110,7 +110,8 @@ impl Stub {
         Self::with(move |request| std::future::ready(answer(request))).await
     }
 
-    async fn with<F>(answer: impl Fn(Request) -> F + Clone + Send + Sync + 'static) -> Self
+    /// As soon as that is ready.
+    pub async fn with<F>(answer: impl Fn(Request) -> F + Clone + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Response> + Send + 'static,
     {

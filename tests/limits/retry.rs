@@ -1,14 +1,16 @@
 //! What passes a limit is sent elsewhere, or answered with what it is.
 
 use crate::support::{Step::*, *};
-use http::Response;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
 use http_body_util::BodyExt;
 use std::{convert::Infallible, time::Duration};
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, retry::RetryLayer};
 use tower_overload::{
     BoxError, BusySet, Limit, OverloadStatusLayer, WorkerPool,
-    busy::{RetryRefused, Roster, roster},
+    busy::{RetryRefused, RosterChanges, roster},
     limits::{TimeLimit, TimeLimitLayer},
     status::AnswerAll,
 };
@@ -25,21 +27,15 @@ fn limits(id: Id) -> TimeLimitLayer {
 
 /// Status, retry and pool, around workers with limits.
 fn stack(
+    changes: RosterChanges<Id, TimeLimit<Worker>>,
     times: usize,
-) -> (
-    Roster<Id, TimeLimit<Worker>>,
-    impl Service<
-        http::Request<()>,
-        Response = Response<
-            impl http_body::Body<Data = bytes::Bytes, Error: Into<BoxError>> + Unpin,
-        >,
-        Error = Infallible,
-        Future: Send,
-    > + Clone
-    + Send
-    + 'static,
-) {
-    let (workers, changes) = roster();
+) -> impl Service<
+    Request<()>,
+    Response = Response<impl Body<Data = Bytes, Error: Into<BoxError>> + Unpin>,
+    Error = Infallible,
+    Future: Send,
+> + Send
++ 'static {
     let pool = WorkerPool::new(changes, BusySet::new());
     let status: OverloadStatusLayer<AnswerAll> = OverloadStatusLayer::builder()
         .overload_status(529)
@@ -49,8 +45,7 @@ fn stack(
     let retry = RetryLayer::new(RetryRefused::new(times));
     let service = ServiceBuilder::new().layer(retry).service(pool);
     let service = status.layer(service);
-    let service = service.map_response(|response| response.map(|body| Box::pin(body)));
-    (workers, service)
+    service.map_response(|response| response.map(Box::pin))
 }
 
 fn good() -> Worker {
@@ -75,7 +70,8 @@ fn reason<B>(response: &Response<B>) -> Option<&str> {
 async fn what_a_worker_that_hangs_was_sent_is_sent_to_another() {
     let breaks = answer(EVENTS, &[(ms(500), Break)]);
     for script in [hang_before_the_head(), hang_after_the_head(), breaks] {
-        let (workers, service) = stack(1);
+        let (workers, changes) = roster();
+        let service = stack(changes, 1);
         let hangs = Worker::new(script);
         workers.insert("hangs", hangs.within(limits("hangs")));
         let call = tokio::spawn(service.oneshot(said(true)));
@@ -101,7 +97,8 @@ async fn what_a_worker_that_hangs_was_sent_is_sent_to_another() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_has_begun_is_not_sent_again() {
-    let (workers, service) = stack(9);
+    let (workers, changes) = roster();
+    let service = stack(changes, 9);
     let steps = [(ms(0), Data("a")), (ms(0), Hang)];
     let hangs = Worker::new(answer(EVENTS, &steps));
     workers.insert("hangs", hangs.within(limits("hangs")));
@@ -129,7 +126,8 @@ async fn a_stream_that_has_begun_is_not_sent_again() {
 #[tokio::test(start_paused = true)]
 async fn when_all_hang_it_is_a_503_that_says_so() {
     for script in [hang_before_the_head(), hang_after_the_head()] {
-        let (workers, service) = stack(1);
+        let (workers, changes) = roster();
+        let service = stack(changes, 1);
         let both = ["a", "b"].map(|id| (id, Worker::new(script.clone())));
         for (id, worker) in &both {
             workers.insert(id, worker.within(limits(id)));
@@ -145,7 +143,8 @@ async fn when_all_hang_it_is_a_503_that_says_so() {
 #[tokio::test(start_paused = true)]
 async fn one_that_hangs_alone_is_a_503_that_says_so() {
     for times in [0, 1] {
-        let (workers, service) = stack(times);
+        let (workers, changes) = roster();
+        let service = stack(changes, times);
         let hangs = Worker::new(hang_before_the_head());
         workers.insert("hangs", hangs.within(limits("hangs")));
         let Ok(response) = service.oneshot(said(true)).await;
