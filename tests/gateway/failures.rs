@@ -13,11 +13,7 @@ use futures::{StreamExt, stream};
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use overload_examples::{
-    engine::Timing,
-    gateway::{GatewayConfig, WorkerLimits},
-    worker::Worker,
-};
+use overload_examples::{engine::Timing, gateway::GatewayConfig, worker::Worker};
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::Notify;
@@ -240,16 +236,7 @@ async fn a_client_that_leaves_frees_what_it_had_at_the_worker() {
         decode_tokens_per_second: 0.0,
     };
     for (timing, tokens) in [(STUCK, 0), (prefilling, 3)] {
-        // With a limit on the first frame, a stream's head comes with that.
-        let limits = WorkerLimits {
-            first_frame: None,
-            ..WorkerLimits::default()
-        };
-        let fleet = Fleet::start(GatewayConfig {
-            limits,
-            ..GatewayConfig::default()
-        })
-        .await;
+        let fleet = Fleet::empty().await;
         let worker = fleet.join("a", Some((1, 1)), timing).await;
         let whole = json!({"model": "tiny", "prompt": "a b c", "max_tokens": 2});
         let send = |request| {
