@@ -210,6 +210,7 @@ mod roster;
 mod seat;
 mod set;
 mod shared;
+mod state;
 mod trail;
 mod worker;
 

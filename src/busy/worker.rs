@@ -12,6 +12,7 @@ use super::{
     probation::Probe,
     seat::Seat,
     shared::{Shared, Transition},
+    state::{Effects, Seated, State},
 };
 use crate::{
     random,
@@ -50,27 +51,6 @@ pub(crate) struct WorkerState {
     /// How the worker is called in logs and errors.
     label: sync::Arc<str>,
     shared: Arc<Shared>,
-}
-
-#[derive(Default)]
-struct State {
-    marks: Marks,
-    /// Since when each mark is on.
-    since: [Option<Instant>; 5],
-    seats: Vec<Seated>,
-    next_seat: SeatId,
-    /// No connection is seated here any more, and none will be.
-    retired: bool,
-}
-
-/// One living connection.
-struct Seated {
-    id: SeatId,
-    /// Its worker has left: it counts no more, gets nothing, and is not heard.
-    retired: bool,
-    watch: sync::Arc<dyn Watch>,
-    tidy: sync::Arc<dyn Tidy>,
-    waker: Option<Waker>,
 }
 
 /// What one that found a bit set may do.
@@ -594,59 +574,6 @@ fn jittered(duration: Duration) -> Duration {
     duration + duration / 4 * random::below(1 << 16) / (1 << 16)
 }
 
-impl State {
-    /// Keeps since when the marks are on.
-    fn remember(&mut self, old: u64, new: u64) {
-        let now = Instant::now();
-        for mark in Mark::ALL {
-            let since = &mut self.since[mark as usize];
-            match (old & mark.bit() != 0, new & mark.bit() != 0) {
-                (false, true) => *since = Some(now),
-                (true, false) => *since = None,
-                _ => {}
-            }
-        }
-    }
-
-    /// A number that no seat has.
-    fn free_seat(&mut self) -> SeatId {
-        loop {
-            let id = self.next_seat;
-            self.next_seat = id.wrapping_add(1);
-            if self.seats.iter().all(|seat| seat.id != id) {
-                return id;
-            }
-        }
-    }
-
-    /// The seat of a connection whose worker has not left.
-    fn seated(&mut self, id: SeatId) -> Option<&mut Seated> {
-        let mut seats = self.seats.iter_mut();
-        seats.find(|seat| seat.id == id && !seat.retired)
-    }
-
-    /// Leaves a waker, and gives back the one to drop without the lock.
-    fn park(&mut self, id: SeatId, waker: &Waker) -> Option<Waker> {
-        match &mut self.seated(id)?.waker {
-            Some(old) if old.will_wake(waker) => None,
-            slot => slot.replace(waker.clone()),
-        }
-    }
-}
-
-/// What is to do once the lock is released: it runs foreign code. Nearly
-/// always a worker has one connection, so the first needs no allocation.
-#[derive(Default)]
-#[must_use]
-pub(crate) struct Effects {
-    transition: Option<Transition>,
-    live: Option<(u64, bool)>,
-    first: Option<Wake>,
-    rest: Vec<Wake>,
-}
-
-type Wake = (Option<Waker>, sync::Arc<dyn Watch>);
-
 /// What [`WorkerState::claim`] says.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
@@ -664,24 +591,4 @@ impl Claim {
         probe: None,
         since: None,
     };
-}
-
-impl Effects {
-    fn wake(&mut self, seat: &mut Seated) {
-        let wake = (seat.waker.take(), seat.watch.clone());
-        if self.first.is_none() {
-            self.first = Some(wake);
-        } else {
-            self.rest.push(wake);
-        }
-    }
-
-    /// The caller is awake: `waker` is its own.
-    fn forget(&mut self, waker: &Waker) {
-        for (other, _) in self.first.iter_mut().chain(&mut self.rest) {
-            if other.as_ref().is_some_and(|other| other.will_wake(waker)) {
-                *other = None;
-            }
-        }
-    }
 }
