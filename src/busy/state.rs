@@ -33,11 +33,10 @@ pub(super) struct Seated {
 impl State {
     /// Keeps since when the marks are on.
     pub(super) fn remember(&mut self, old: u64, new: u64) {
-        let now = Instant::now();
         for mark in Mark::ALL {
             let since = &mut self.since[mark as usize];
             match (old & mark.bit() != 0, new & mark.bit() != 0) {
-                (false, true) => *since = Some(now),
+                (false, true) => *since = Some(Instant::now()),
                 (true, false) => *since = None,
                 _ => {}
             }
