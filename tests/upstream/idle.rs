@@ -290,7 +290,10 @@ struct Closing {
 impl Closing {
     async fn start() -> Self {
         use hyper_util::rt::TokioIo;
-        use std::sync::{Arc, atomic::AtomicUsize, atomic::Ordering::Relaxed};
+        use std::sync::{
+            Arc,
+            atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (close, closed) = tokio::sync::watch::channel(0);
@@ -303,8 +306,11 @@ impl Closing {
                 let mut closed = closed.clone();
                 closed.mark_unchanged();
                 tokio::spawn(async move {
+                    // No server closes a connection that has yet to be used.
+                    let is_used = AtomicBool::new(false);
                     let service = hyper::service::service_fn(
                         |request: Request<hyper::body::Incoming>| async {
+                            is_used.store(true, Relaxed);
                             request.into_body().collect().await?;
                             Ok::<_, hyper::Error>(http::Response::new("ok".to_owned()))
                         },
@@ -312,9 +318,16 @@ impl Closing {
                     let connection = hyper::server::conn::http1::Builder::new()
                         .serve_connection(TokioIo::new(stream), service);
                     let mut connection = std::pin::pin!(connection);
-                    tokio::select! {
-                        _ = connection.as_mut() => return,
-                        _ = closed.changed() => connection.as_mut().graceful_shutdown(),
+                    loop {
+                        tokio::select! {
+                            _ = connection.as_mut() => return,
+                            _ = closed.changed() => {
+                                if is_used.load(Relaxed) {
+                                    connection.as_mut().graceful_shutdown();
+                                    break;
+                                }
+                            }
+                        }
                     }
                     let _ = connection.await;
                 });
