@@ -26,6 +26,7 @@
 //! | [`status`] | errors become responses |
 //! | [`completion`] | a request is over when its response *body* is |
 //! | [`error`] | the errors, and how to find them |
+//! | [`sse`] | how far a streamed answer has come: its first token, its tokens, its end |
 //! | [`metrics`] | every metric, in one table |
 //!
 //! The feature `admin` adds an operator's interface to the thresholds,
@@ -98,6 +99,7 @@ pub mod nats;
 pub mod pool;
 #[cfg(feature = "scrape")]
 pub mod scrape;
+pub mod sse;
 pub mod status;
 #[cfg(feature = "upstream")]
 pub mod upstream;
