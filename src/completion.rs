@@ -25,7 +25,7 @@
 //! `PendingRequests::new(service, CompleteOnBody::new())` counts a streaming
 //! request until its last byte.
 
-use http::Response;
+use http::{HeaderMap, Response};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use std::{
@@ -38,6 +38,11 @@ use tower::load::TrackCompletion;
 ///
 /// `H` is the guard that the body carries and `D` its data type.
 pub trait ObserveFrame<H, D> {
+    /// The head has arrived, with these headers: what the body is.
+    fn head(&mut self, handle: &mut H, headers: &HeaderMap) {
+        let _ = (handle, headers);
+    }
+
     /// The head has arrived, and the body is about to be read.
     fn begun(&mut self, handle: &mut H) {
         let _ = handle;
@@ -96,6 +101,7 @@ where
 
     fn track_completion(&self, mut handle: H, response: Response<B>) -> Self::Output {
         let mut observer = self.observer.clone();
+        observer.head(&mut handle, response.headers());
         observer.begun(&mut handle);
         response.map(|body| {
             let mut handle = Some(handle);

@@ -5,7 +5,7 @@ use super::{
     QueuePolicy,
     gate::Gate,
     limits::check,
-    permit::{FirstFrame, FirstMatch, HoldInExtensions},
+    permit::{FirstMatch, FirstToken, HoldInExtensions},
     shared::{Shared, Timing},
 };
 use crate::{completion::CompleteOnBody, metrics::Prefix, sync::Arc};
@@ -17,9 +17,9 @@ use tower_layer::Layer;
 /// otherwise: 60 seconds. Clients of the OpenAI SDK ignore one above 120.
 pub const DEFAULT_MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// A request is over at the end of its response body, and its first frame is
-/// its first token. The default.
-pub type UntilBodyEnd = CompleteOnBody<FirstFrame>;
+/// A request is over at the end of its response body, and its first token is
+/// that of a stream of events, or the first frame of another body. The default.
+pub type UntilBodyEnd = CompleteOnBody<FirstToken>;
 
 /// Every request may wait in the queue. The default.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,7 +89,7 @@ impl EngineAdmissionLayer {
                     max_queue_wait: None,
                     max_retry_after: DEFAULT_MAX_RETRY_AFTER,
                 },
-                completion: CompleteOnBody::observing(FirstFrame),
+                completion: CompleteOnBody::observing(FirstToken::new()),
                 queueing: AlwaysQueue,
             },
             prefix: Prefix::default(),
@@ -188,8 +188,8 @@ impl<C, W> EngineAdmissionLayer<C, W> {
     }
 
     /// Takes the first frame of the body that satisfies `predicate` for the
-    /// first token, instead of the first frame. Without a first-token limit
-    /// it is never asked.
+    /// first token, instead of what [`FirstToken`] takes for it. Without a
+    /// first-token limit it is never asked.
     pub fn first_token_when<P>(
         self,
         predicate: P,

@@ -123,7 +123,7 @@ pub use limits::{
     DEFAULT_QUEUE_LIMIT, ENGINE_REQUEST_LIMIT, EnvError, LimitError, Limits, MAX_LIMIT,
     MIN_QUEUE_LIMIT_IN_ENV, REQUEST_QUEUE_LIMIT,
 };
-pub use permit::{FirstFrame, FirstMatch, HoldInExtensions, Permit, SlotHold};
+pub use permit::{FirstMatch, FirstToken, HoldInExtensions, Permit, SlotHold};
 pub use service::{EngineAdmission, EngineBackpressure};
 
 use crate::{OverloadReason, UnavailableReason};

@@ -1,8 +1,9 @@
 //! The permit that a request owns while it is in the engine.
 
 use super::gate::Gate;
-use crate::{completion::ObserveFrame, sync::Arc};
-use http::Response;
+use crate::{completion::ObserveFrame, sse::FrameProgress, sync::Arc};
+use bytes::Buf;
+use http::{HeaderMap, Response};
 use http_body::Frame;
 use tower::load::TrackCompletion;
 
@@ -146,13 +147,38 @@ where
     }
 }
 
-/// The first frame of a response body is its first token.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct FirstFrame;
+/// Of a stream of events the first token is what
+/// [`StreamProgress`](crate::sse::StreamProgress) takes for it; of another body
+/// it is the first frame. A stream is read up to there, and only under a
+/// first-token limit.
+#[derive(Clone, Debug, Default)]
+pub struct FirstToken {
+    progress: FrameProgress,
+}
 
-impl<D> ObserveFrame<Permit, D> for FirstFrame {
-    fn observe(&mut self, permit: &mut Permit, _: &Frame<D>) {
-        permit.first_token();
+impl FirstToken {
+    pub(super) const fn new() -> Self {
+        Self {
+            progress: FrameProgress::new(),
+        }
+    }
+}
+
+impl<D: Buf> ObserveFrame<Permit, D> for FirstToken {
+    fn head(&mut self, permit: &mut Permit, headers: &HeaderMap) {
+        if permit.awaits_first_token() {
+            self.progress = FrameProgress::of(headers);
+        }
+    }
+
+    fn observe(&mut self, permit: &mut Permit, frame: &Frame<D>) {
+        if permit.awaits_first_token() {
+            self.progress.frame(frame);
+            if self.progress.has_begun() {
+                permit.first_token();
+                self.progress = FrameProgress::new();
+            }
+        }
     }
 }
 

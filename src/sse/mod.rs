@@ -1,9 +1,9 @@
 //! Streams of server-sent events, as models answer with them: read in pieces,
 //! wherever they are cut.
 //!
-//! [`Reader`] finds the events in a stream, and [`StreamProgress`] what they
-//! say: whether there is a first token, how many there are so far, the usage,
-//! and the end. The load tracker and the first-token limit of the admission
+//! [`Reader`] finds the events in a stream, [`StreamProgress`] what they say:
+//! whether there is a first token, how many there are so far, the usage, and
+//! the end. [`FrameProgress`] takes the frames of any response body. The load tracker and the first-token limit of the admission
 //! use it for every answer that [is one](is_event_stream).
 //!
 //! # What counts
@@ -38,9 +38,11 @@
 //!
 //! Nothing of a stream is kept, so a stream takes [less than half a
 //! KiB](StreamProgress) whatever it has, a line of 1 GB included, and time
-//! that is linear in its bytes. Nothing is allocated. What is malformed is no
-//! error, it is only counted as something else.
+//! that is linear in its bytes. [`FrameProgress`] allocates that once for each
+//! stream, and nothing else is. What is malformed is no error, it is only
+//! counted as something else.
 
+mod frames;
 mod json;
 mod progress;
 mod reader;
@@ -49,6 +51,7 @@ mod reader;
 mod tests;
 
 pub use self::{
+    frames::FrameProgress,
     progress::StreamProgress,
     reader::{Part, Reader},
 };

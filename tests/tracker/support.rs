@@ -68,7 +68,7 @@ impl Served {
 }
 
 /// The client's side.
-pub type Client<C = OfRequest, T = tower_overload::load::tracker::OneToken> =
+pub type Client<C = OfRequest, T = tower_overload::load::tracker::StreamTokens> =
     TrackLoad<BoxService<Request<Cost>, Response<ResBody>, BoxError>, C, T>;
 
 /// A worker behind the layer, and the requests that reach it.

@@ -1,5 +1,5 @@
 use super::{
-    output::{Frames, OneToken, OutputTokens},
+    output::{Frames, OutputTokens, StreamTokens},
     worker::Tracked,
 };
 use crate::completion::{CompleteOnBody, TrackedBody};
@@ -19,7 +19,7 @@ pin_project! {
     ///
     /// Dropping it gives the request up, and it does not count any more.
     #[derive(Debug)]
-    pub struct ResponseFuture<F, T = OneToken> {
+    pub struct ResponseFuture<F, T = StreamTokens> {
         #[pin]
         future: F,
         // After the future, so that it is dropped when the client is done.

@@ -1,5 +1,5 @@
 use super::{
-    output::{Frames, OneToken},
+    output::{Frames, StreamTokens},
     service::TrackLoad,
     worker::Worker,
 };
@@ -9,7 +9,7 @@ use tower_layer::Layer;
 
 /// Counts the requests to one worker; made by
 /// [`LoadTracker::layer`](super::LoadTracker::layer).
-pub struct TrackLoadLayer<C, T = OneToken> {
+pub struct TrackLoadLayer<C, T = StreamTokens> {
     worker: Arc<dyn Worker>,
     cost: C,
     frames: Frames<T>,

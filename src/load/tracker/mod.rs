@@ -9,9 +9,9 @@
 //!
 //! | count | from | to |
 //! |---|---|---|
-//! | `active_prefill_tokens` | dispatch | the first frame of the response body |
+//! | `active_prefill_tokens` | dispatch | the first token of a [stream of events](crate::sse), or the first frame of another body |
 //! | `active_decode_blocks`: the prompt's | dispatch | the end of the body |
-//! | `active_decode_blocks`: the output's, if [they are tracked](LoadTracker::track_output_blocks) | each frame that begins a block | the end of the body |
+//! | `active_decode_blocks`: the output's, if [they are tracked](LoadTracker::track_output_blocks) | each token that begins a block | the end of the body |
 //!
 //! The sums go to the [`WorkerMonitor`] at once, so a worker is marked busy
 //! before the next request is routed:
@@ -105,7 +105,9 @@
 //!   two counts, reports overwrite each other: take them off its events.
 //! * A request takes a lock of its own worker three times (dispatch, first
 //!   frame, end) and the monitor's as often; more only when the output
-//!   takes another block. Nothing is allocated for it.
+//!   takes another block. Nothing is allocated for it, but for an answer that
+//!   is a stream of events what [reading it](crate::sse) takes. It is read to
+//!   its first token; further only if the blocks of the output count.
 //!
 //! # Panics
 //!
@@ -131,7 +133,7 @@ pub use cost::Cost;
 pub use fresh::KeepFresh;
 pub use future::ResponseFuture;
 pub use layer::TrackLoadLayer;
-pub use output::{Frames, OneToken, OutputTokens};
+pub use output::{Frames, OneToken, OutputTokens, StreamTokens};
 pub use service::TrackLoad;
 pub use worker::Tracked;
 
@@ -147,7 +149,7 @@ use worker::Fleet;
 ///
 /// A handle: clones count the same workers. `C` is the cost of a request, a
 /// `Fn(&R) -> Cost`, and `T` the tokens of a frame, an [`OutputTokens`].
-pub struct LoadTracker<K, C, T = OneToken> {
+pub struct LoadTracker<K, C, T = StreamTokens> {
     fleet: Arc<Fleet<K>>,
     cost: C,
     frames: Frames<T>,
@@ -180,11 +182,12 @@ impl<K, C, T> LoadTracker<K, C, T> {
     }
 
     /// How many tokens a frame of a response carries: an [`OutputTokens`], of
-    /// which each response gets a clone. Without it each data frame is one
-    /// token, as of an engine that sends each token when it has it; where
-    /// several are sent together, that is too few.
+    /// which each response gets a clone. Without it they are
+    /// [`StreamTokens`]: what the events of a stream say, and of another body
+    /// each data frame is one token.
     ///
-    /// Only asked with [`track_output_blocks`](Self::track_output_blocks).
+    /// Only asked with [`track_output_blocks`](Self::track_output_blocks), or
+    /// until the prefill is over.
     #[must_use]
     pub fn output_tokens<U>(self, tokens: U) -> LoadTracker<K, C, U> {
         LoadTracker {

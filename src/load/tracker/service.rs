@@ -1,7 +1,7 @@
 use super::{
     Cost,
     future::ResponseFuture,
-    output::{Frames, OneToken, OutputTokens},
+    output::{Frames, OutputTokens, StreamTokens},
     worker::{Tracked, Worker},
 };
 use crate::completion::TrackedBody;
@@ -19,7 +19,7 @@ use tower_service::Service;
 ///
 /// A request counts from `call`, before the client sees it; being ready counts
 /// for nothing. It passes everything on as it is.
-pub struct TrackLoad<S, C, T = OneToken> {
+pub struct TrackLoad<S, C, T = StreamTokens> {
     inner: S,
     worker: Arc<dyn Worker>,
     cost: C,

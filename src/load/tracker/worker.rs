@@ -152,19 +152,27 @@ impl Tracked {
         tracked
     }
 
+    pub(super) fn is_in_prefill(&self) -> bool {
+        let share = self.0.as_ref().map(|held| &held.share);
+        share.is_some_and(Share::is_in_prefill)
+    }
+
     /// A frame of the response has arrived, with so many tokens in blocks of
-    /// this size.
-    pub(super) fn frame(&mut self, output: Option<(u64, NonZeroU64)>) {
+    /// this size, and the prefill is over or not.
+    pub(super) fn frame(&mut self, output: Option<(u64, NonZeroU64)>, has_begun: bool) {
         let Some(Held { worker, share }) = &mut self.0 else {
             return;
         };
         let blocks = output.map_or(0, |(tokens, size)| share.generated(tokens, size));
-        if blocks == 0 && !share.is_in_prefill() {
+        let ends_prefill = has_begun && share.is_in_prefill();
+        if blocks == 0 && !ends_prefill {
             return;
         }
         let mut panic = FirstPanic::default();
         let mut change = |account: &mut Account| {
-            account.end_prefill(share);
+            if ends_prefill {
+                account.end_prefill(share);
+            }
             account.grow(share, blocks);
         };
         worker.change(&mut change, &mut panic);

@@ -1,9 +1,7 @@
 use super::{api::Api, events::Events};
+use crate::sse::is_event_stream;
 use bytes::Bytes;
-use http::{
-    HeaderMap, Response, StatusCode,
-    header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE},
-};
+use http::{HeaderMap, Response, StatusCode, header::CONTENT_LENGTH};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use std::{
@@ -36,7 +34,7 @@ enum State {
 }
 
 pub(super) fn ending<B>(response: Response<B>, api: Option<Api>) -> Response<EventStreamBody<B>> {
-    let api = api.filter(|_| is_event_stream(&response));
+    let api = api.filter(|_| can_be_ended(&response));
     response.map(|body| EventStreamBody {
         body,
         state: match api {
@@ -50,17 +48,10 @@ pub(super) fn ending<B>(response: Response<B>, api: Option<Api>) -> Response<Eve
 }
 
 /// Whether events can be added to it.
-fn is_event_stream<B>(response: &Response<B>) -> bool {
-    const TYPE: &[u8] = b"text/event-stream";
-    let headers = response.headers();
-    let is_one = headers.get(CONTENT_TYPE).is_some_and(|value| {
-        let value = value.as_bytes().split(|byte| *byte == b';').next();
-        value.is_some_and(|value| value.trim_ascii().eq_ignore_ascii_case(TYPE))
-    });
+fn can_be_ended<B>(response: &Response<B>) -> bool {
     response.status() == StatusCode::OK
-        && is_one
-        && !headers.contains_key(CONTENT_ENCODING)
-        && !headers.contains_key(CONTENT_LENGTH)
+        && is_event_stream(response.headers())
+        && !response.headers().contains_key(CONTENT_LENGTH)
 }
 
 impl<B> Body for EventStreamBody<B>
