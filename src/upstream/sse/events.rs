@@ -1,12 +1,13 @@
 //! Where one server-sent event ends and the next begins.
 
+use crate::sse::{Part, Reader};
 use bytes::{Bytes, BytesMut};
 
 /// How much of an event is held back until its end has come. A longer one is
 /// passed on as it comes, and cannot be taken back then.
 const MAX_HELD: usize = 256 * 1024;
-/// As much of a line as it takes to know an event that is the last one.
-const HEAD: usize = 32;
+/// As much of a name or of data as it takes to know an event that is the last.
+const HEAD: usize = 24;
 
 /// Passes on whole events, so that a stream can end after any byte of it with
 /// an event of somebody else.
@@ -18,63 +19,48 @@ pub(super) struct Events {
     held: BytesMut,
     /// Bytes of the event that is under way have been passed on.
     torn: bool,
-    line: Line,
-    /// The event that is under way has a field.
-    in_event: bool,
-    /// It is the last one of its stream.
-    is_last: bool,
+    reader: Reader,
+    /// How the name and the data of the event that is under way begin.
+    name: Head,
+    data: Head,
     last_was_seen: bool,
     count: u64,
 }
 
-/// The line that is under way.
 #[derive(Debug, Default)]
-struct Line {
+struct Head {
     length: usize,
-    head: [u8; HEAD],
-    /// The line before ended with a CR, which may be half of its end.
-    after_cr: bool,
+    bytes: [u8; HEAD],
 }
 
-impl Line {
-    fn push(&mut self, byte: u8) {
-        if let Some(place) = self.head.get_mut(self.length) {
-            *place = byte;
-        }
-        self.length += 1;
+impl Head {
+    fn push(&mut self, bytes: &[u8]) {
+        let room = self.bytes.get_mut(self.length..).unwrap_or_default();
+        room.iter_mut()
+            .zip(bytes)
+            .for_each(|(to, byte)| *to = *byte);
+        self.length = self.length.saturating_add(bytes.len());
     }
 
-    fn is_comment(&self) -> bool {
-        self.length > 0 && self.head[0] == b':'
-    }
-
-    /// Whether it says that its event is the last.
-    fn is_last(&self) -> bool {
-        let Some(line) = self.head.get(..self.length) else {
-            return false;
-        };
-        let value = |field: &[u8]| line.strip_prefix(field).map(<[u8]>::trim_ascii);
-        if let Some(event) = value(b"event:") {
-            const LAST: [&[u8]; 5] = [
-                b"message_stop",
-                b"error",
-                b"response.completed",
-                b"response.incomplete",
-                b"response.failed",
-            ];
-            return LAST.contains(&event);
-        }
-        value(b"data:") == Some(b"[DONE]")
+    /// `None` if it is too long.
+    fn get(&self) -> Option<&[u8]> {
+        self.bytes.get(..self.length).map(<[u8]>::trim_ascii)
     }
 }
 
 impl Events {
     /// Takes what has come, and returns what can be passed on.
     pub(super) fn push(&mut self, mut data: Bytes) -> Bytes {
-        let mut safe = 0;
-        for (at, byte) in data.iter().enumerate() {
-            if self.take(*byte) {
-                safe = at + 1;
+        let (mut safe, mut rest) = (0, &data[..]);
+        while let Some(part) = self.reader.next(&mut rest) {
+            match part {
+                Part::Name(name) => self.name.push(name),
+                Part::Data(data) => self.data.push(data),
+                Part::End => self.end_event(),
+                Part::Between => {}
+            }
+            if matches!(part, Part::End | Part::Between) {
+                safe = data.len() - rest.len();
             }
         }
         if safe > 0 {
@@ -123,38 +109,21 @@ impl Events {
         self.count
     }
 
-    fn is_between(&self) -> bool {
-        !self.in_event && self.line.length == 0
-    }
-
-    /// Takes a byte, and tells whether the stream can be ended after it.
-    fn take(&mut self, byte: u8) -> bool {
-        match byte {
-            b'\n' if std::mem::take(&mut self.line.after_cr) => self.is_between(),
-            b'\n' => self.end_line(),
-            b'\r' => {
-                let safe = self.end_line();
-                self.line.after_cr = true;
-                safe
-            }
-            _ => {
-                self.line.after_cr = false;
-                self.line.push(byte);
-                false
-            }
-        }
-    }
-
-    fn end_line(&mut self) -> bool {
-        let line = std::mem::take(&mut self.line);
-        if line.length == 0 {
-            self.count += u64::from(std::mem::take(&mut self.in_event));
-            self.last_was_seen |= std::mem::take(&mut self.is_last);
-        } else if !line.is_comment() {
-            self.in_event = true;
-            self.is_last |= line.is_last();
-        }
-        !self.in_event
+    fn end_event(&mut self) {
+        const LAST: [&[u8]; 5] = [
+            b"message_stop",
+            b"error",
+            b"response.completed",
+            b"response.incomplete",
+            b"response.failed",
+        ];
+        let (name, data) = (
+            std::mem::take(&mut self.name),
+            std::mem::take(&mut self.data),
+        );
+        self.count += 1;
+        self.last_was_seen |=
+            name.get().is_some_and(|name| LAST.contains(&name)) || data.get() == Some(b"[DONE]");
     }
 }
 

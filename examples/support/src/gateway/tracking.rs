@@ -2,10 +2,8 @@
 //! that it has sent there.
 
 use super::stack::{Id, LimitedBody, Upstream, WorkerClient, WorkerResponse};
-use bytes::Bytes;
 use futures::future::Either;
 use http::Response;
-use http_body::Frame;
 use http_body_util::Either as EitherBody;
 use pin_project_lite::pin_project;
 use serde::{
@@ -41,13 +39,12 @@ pub struct RouterTracking {
 }
 
 type OfRequest = fn(&Upstream) -> Cost;
-type OfFrame = fn(&Frame<Bytes>) -> u64;
 
 /// The tracker of all workers. Its counts replace those of the same name that
 /// workers report.
 #[derive(Clone, Debug)]
 pub(super) struct Tracking {
-    tracker: LoadTracker<Id, OfRequest, OfFrame>,
+    tracker: LoadTracker<Id, OfRequest>,
 }
 
 impl Tracking {
@@ -60,7 +57,7 @@ impl Tracking {
                 .copied()
                 .unwrap_or_default()
         };
-        let mut tracker = LoadTracker::new(monitor.clone(), cost).output_tokens(events as OfFrame);
+        let mut tracker = LoadTracker::new(monitor.clone(), cost);
         if options.output_blocks {
             tracker = tracker.track_output_blocks(options.block_size);
         }
@@ -102,22 +99,14 @@ impl Tracking {
     }
 }
 
-/// The events that end in this frame of a stream, which has one for each
-/// token. An answer that is no stream has none, and ends with its only frame.
-fn events(frame: &Frame<Bytes>) -> u64 {
-    let data = frame.data_ref().map_or(&[][..], |data| &**data);
-    let ends = |end: &'static [u8]| data.windows(end.len()).filter(move |it| *it == end).count();
-    (ends(b"\n\n") + ends(b"\r\n\r\n")) as u64
-}
-
 /// The client of one worker, whether or not its requests are counted.
 #[derive(Clone, Debug)]
 pub(super) enum WorkerService {
     Plain(WorkerClient),
-    Tracked(TrackLoad<WorkerClient, OfRequest, OfFrame>),
+    Tracked(TrackLoad<WorkerClient, OfRequest>),
 }
 
-type Answered = EitherBody<LimitedBody, TrackedBody<LimitedBody, Tracked, Frames<OfFrame>>>;
+type Answered = EitherBody<LimitedBody, TrackedBody<LimitedBody, Tracked, Frames>>;
 
 impl Service<Upstream> for WorkerService {
     type Response = Response<Answered>;
@@ -146,7 +135,7 @@ pin_project! {
     #[derive(Debug)]
     pub(super) struct WorkerFuture {
         #[pin]
-        response: Either<WorkerResponse, ResponseFuture<WorkerResponse, OfFrame>>,
+        response: Either<WorkerResponse, ResponseFuture<WorkerResponse>>,
     }
 }
 
@@ -460,17 +449,6 @@ mod tests {
             head(json!({"prompt": [2, 1]}))
         );
         assert_eq!(head(json!({"model": "tiny", "messages": []})), None);
-    }
-
-    #[test]
-    fn a_token_is_an_event_of_the_stream() {
-        let count = |data: &'static [u8]| events(&Frame::data(Bytes::from_static(data)));
-        assert_eq!(count(b"data: {}\n\n"), 1);
-        assert_eq!(count(b"data: {}\n\ndata: {}\n\ndata: [DONE]\n\n"), 3);
-        assert_eq!(count(b"data: {}\r\n\r\ndata: [DONE]\r\n\r\n"), 2);
-        assert_eq!(count(b"{\"choices\": []}"), 0);
-        assert_eq!(count(b""), 0);
-        assert_eq!(events(&Frame::trailers(http::HeaderMap::new())), 0);
     }
 
     #[test]
