@@ -1,8 +1,11 @@
 //! The frames of a body, read as the stream that they may be.
 
-use super::{StreamProgress, is_event_stream};
+use super::{StreamProgress, is_event_stream, json::Word};
 use bytes::Buf;
-use http::HeaderMap;
+use http::{
+    HeaderMap,
+    header::{CONTENT_ENCODING, CONTENT_TYPE},
+};
 use http_body::Frame;
 use std::io::IoSlice;
 
@@ -12,15 +15,18 @@ const PIECES: usize = 16;
 /// Reads the frames of a response body, whose headers say what it is.
 ///
 /// Of a body that is no [stream of events](is_event_stream) each data frame is
-/// a token, and the first frame, whatever it is, ends the prefill.
+/// a token, and the first frame, whatever it is, ends the prefill. One without
+/// a `Content-Type` is a stream if it begins as one, with a comment or a field.
 #[derive(Clone, Debug, Default)]
 pub struct FrameProgress {
     /// `None`: it is no stream of events. Boxed, so that requests and answers
     /// of other kinds stay small.
     stream: Option<Box<StreamProgress>>,
-    /// Data frames that were not read.
+    /// How the body begins, while that says whether it is one.
+    begins: Option<Word>,
+    /// Data frames of a body that is none.
     frames: u64,
-    /// Some frame was not read.
+    /// By a frame that was not read.
     has_begun: bool,
 }
 
@@ -29,6 +35,7 @@ impl FrameProgress {
     pub const fn new() -> Self {
         Self {
             stream: None,
+            begins: None,
             frames: 0,
             has_begun: false,
         }
@@ -36,8 +43,11 @@ impl FrameProgress {
 
     /// Of a response with these headers.
     pub fn of(headers: &HeaderMap) -> Self {
+        let is_unknown =
+            !headers.contains_key(CONTENT_TYPE) && !headers.contains_key(CONTENT_ENCODING);
         Self {
-            stream: is_event_stream(headers).then(Box::default),
+            stream: (is_unknown || is_event_stream(headers)).then(Box::default),
+            begins: is_unknown.then(Word::default),
             ..Self::new()
         }
     }
@@ -48,11 +58,29 @@ impl FrameProgress {
     /// on, frames are counted.
     pub fn frame<D: Buf>(&mut self, frame: &Frame<D>) {
         if let (Some(stream), Some(data)) = (&mut self.stream, frame.data_ref()) {
-            if feed(stream, data) {
+            self.frames = self.frames.saturating_add(1);
+            let is_read = each_piece(data, |piece| {
+                stream.feed(piece);
+                if let Some(begins) = &mut self.begins {
+                    begins.push(piece);
+                }
+            });
+            let is_stream = match &self.begins {
+                Some(begins) => begins_stream(begins.get()),
+                None => Some(true),
+            };
+            if is_stream == Some(true) {
+                self.begins = None;
+            }
+            if is_read && is_stream != Some(false) {
                 return;
             }
-            self.frames = stream.tokens();
+            if is_stream != Some(false) {
+                self.frames = stream.tokens().saturating_add(1);
+            }
             self.stream = None;
+            self.has_begun = true;
+            return;
         }
         // Trailers: whatever was to come has come.
         self.has_begun = true;
@@ -78,11 +106,30 @@ impl FrameProgress {
     }
 }
 
-/// Returns whether all of it was read.
-fn feed(stream: &mut StreamProgress, data: &impl Buf) -> bool {
+/// Whether a body that begins so is a stream of events; `None` if that is too
+/// little to know.
+fn begins_stream(begins: &[u8]) -> Option<bool> {
+    const BEGINS: [&[u8]; 5] = [b":", b"data:", b"event:", b"id:", b"retry:"];
+    const BOM: &[u8] = b"\xef\xbb\xbf";
+    if begins.len() < BOM.len() && BOM.starts_with(begins) {
+        return None;
+    }
+    let begins = begins.strip_prefix(BOM).unwrap_or(begins);
+    let begins = begins.trim_ascii_start();
+    if BEGINS.iter().any(|it| begins.starts_with(it)) {
+        return Some(true);
+    }
+    match BEGINS.iter().any(|it| it.starts_with(begins)) {
+        true => None,
+        false => Some(false),
+    }
+}
+
+/// Returns whether that was all of it.
+fn each_piece(data: &impl Buf, mut take: impl FnMut(&[u8])) -> bool {
     let length = data.remaining();
     if data.chunk().len() == length {
-        stream.feed(data.chunk());
+        take(data.chunk());
         return true;
     }
     let mut pieces = [IoSlice::new(&[]); PIECES];
@@ -91,6 +138,109 @@ fn feed(stream: &mut StreamProgress, data: &impl Buf) -> bool {
     if pieces.iter().map(|piece| piece.len()).sum::<usize>() != length {
         return false;
     }
-    pieces.iter().for_each(|piece| stream.feed(piece));
+    pieces.iter().for_each(|piece| take(piece));
     true
+}
+
+#[cfg(all(test, not(tower_overload_loom)))]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    const EVENT: &str = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n";
+
+    /// Begun and tokens, after each of these frames.
+    fn after(headers: &[(&'static str, &'static str)], frames: &[&str]) -> Vec<(bool, u64)> {
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        let mut progress = FrameProgress::of(&headers.collect());
+        let after = |data: &&str| {
+            progress.frame(&Frame::data(Bytes::copy_from_slice(data.as_bytes())));
+            (progress.has_begun(), progress.tokens())
+        };
+        frames.iter().map(after).collect()
+    }
+
+    #[test]
+    fn the_content_type_says_what_it_is() {
+        let frames = [": ping\n\n", EVENT, "data: [DONE]\n\n"];
+        let read = [(false, 0), (true, 1), (true, 1)];
+        let counted = [(true, 1), (true, 2), (true, 3)];
+        let stream = ("content-type", "Text/Event-Stream ; charset=utf-8");
+        assert_eq!(after(&[stream], &frames), read);
+        assert_eq!(after(&[], &frames), read);
+        let zipped = ("content-encoding", "gzip");
+        for headers in [
+            &[("content-type", "application/json")][..],
+            &[stream, zipped],
+            &[zipped],
+        ] {
+            assert_eq!(after(headers, &frames), counted);
+        }
+    }
+
+    #[test]
+    fn without_one_it_is_how_it_begins() {
+        let first = |begin: &str| after(&[], &[begin])[0];
+        for stream in [
+            "",
+            "d",
+            "data",
+            ":",
+            "\n\ndata:",
+            "event: x\n",
+            "id: 1\n",
+            "retry: 1\n",
+            "\u{feff}: x",
+        ] {
+            assert_eq!(first(stream), (false, 0), "{stream:?}");
+        }
+        for other in ["token", "{", "dat:", "database", "<p>"] {
+            assert_eq!(first(other), (true, 1), "{other:?}");
+        }
+        let pieces: Vec<_> = EVENT.split_inclusive("").collect();
+        assert_eq!(after(&[], &pieces).last(), Some(&(true, 1)));
+        assert_eq!(
+            after(&[], &["da", "ta", "base", "x"]),
+            [(false, 0), (false, 0), (true, 3), (true, 4)]
+        );
+    }
+
+    #[test]
+    fn a_frame_in_pieces_is_read_as_one() {
+        let mut progress = FrameProgress::of(&HeaderMap::new());
+        let (one, two) = EVENT.split_at(9);
+        progress.frame(&Frame::data(one.as_bytes().chain(two.as_bytes())));
+        assert_eq!((progress.has_begun(), progress.tokens()), (true, 1));
+        // One that shows its first piece only is a token, and so is the rest.
+        let hidden = Hidden(one.as_bytes().chain(two.as_bytes()));
+        progress.frame(&Frame::data(hidden));
+        assert_eq!(progress.tokens(), 2);
+        progress.frame(&Frame::data(EVENT.as_bytes()));
+        assert_eq!((progress.has_begun(), progress.tokens()), (true, 3));
+    }
+
+    #[test]
+    fn trailers_end_the_prefill_and_are_no_token() {
+        let mut progress = FrameProgress::of(&HeaderMap::new());
+        progress.frame(&Frame::<Bytes>::trailers(HeaderMap::new()));
+        assert_eq!((progress.has_begun(), progress.tokens()), (true, 0));
+    }
+
+    struct Hidden<B>(B);
+
+    impl<B: Buf> Buf for Hidden<B> {
+        fn remaining(&self) -> usize {
+            self.0.remaining()
+        }
+
+        fn chunk(&self) -> &[u8] {
+            self.0.chunk()
+        }
+
+        fn advance(&mut self, count: usize) {
+            self.0.advance(count);
+        }
+    }
 }

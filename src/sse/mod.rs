@@ -1,10 +1,12 @@
 //! Streams of server-sent events, as models answer with them: read in pieces,
 //! wherever they are cut.
 //!
-//! [`Reader`] finds the events in a stream, [`StreamProgress`] what they say:
-//! whether there is a first token, how many there are so far, the usage, and
-//! the end. [`FrameProgress`] takes the frames of any response body. The load tracker and the first-token limit of the admission
-//! use it for every answer that [is one](is_event_stream).
+//! [`Reader`] finds the events in a stream, and [`StreamProgress`] what they
+//! say: whether there is a first token, how many there are so far, the usage,
+//! and the end. [`FrameProgress`] takes the frames of any response body. The
+//! load tracker and the first-token limit of the admission use it for every
+//! answer that [is one](is_event_stream), or that has no `Content-Type` and
+//! begins as one.
 //!
 //! # What counts
 //!

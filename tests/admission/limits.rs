@@ -177,3 +177,29 @@ async fn the_wait_is_limited_under_the_first_token_limit_as_well() {
     tokio::time::advance(Duration::from_secs(1)).await;
     overload(&mut waiting);
 }
+
+#[test]
+fn a_comment_or_a_role_is_no_first_token() {
+    let layer = EngineAdmissionLayer::new(3, 2)
+        .unwrap()
+        .with_first_token_limit(1)
+        .unwrap();
+    let (engine, handle) = (Engine::default(), layer.handle().unwrap());
+    let mut worker = layer.layer(engine.clone());
+    let mut first = send(&mut worker, 1);
+    let _second = send(&mut worker, 2);
+    let mut running = engine.next();
+    running.head();
+    let mut body = body(&mut first);
+    for no_token in [
+        ": ping\n\n",
+        "event: ping\ndata: {\"type\":\"ping\"}\n\n",
+        "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}\n\n",
+        "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\r\n\r",
+    ] {
+        assert_eq!(counts(&handle), (1, 1), "before {no_token:?}");
+        running.token(no_token);
+        next_frame(&mut body);
+    }
+    assert_eq!(counts(&handle), (2, 0), "its event has ended");
+}

@@ -389,3 +389,59 @@ fn all_of_it_goes_from_thread_to_thread() {
     send_sync::<Tracked>();
     send_sync::<Cost>();
 }
+
+/// Reads a stream that comes in these frames; what is known after each.
+async fn streamed(output: bool, frames: &[&'static str]) -> Vec<(u64, u64)> {
+    let monitor = monitor([0]);
+    let mut tracker = tracker(&monitor);
+    if output {
+        tracker = tracker.track_output_blocks(SIXTEEN);
+    }
+    let (mut client, served) = client(&tracker.layer(WORKER));
+    let response = send(&mut client, Cost::of_prompt(16, SIXTEEN));
+    let mut worker = served.recv().unwrap();
+    worker.head(200);
+    let mut body = response.await.unwrap().into_body();
+    let mut all = Vec::new();
+    for frame in frames {
+        worker.frame(Ok(Frame::data(Bytes::from_static(frame.as_bytes()))));
+        body.frame().await.unwrap().unwrap();
+        all.push(known(&monitor, 0));
+    }
+    drop(body);
+    assert_eq!(known(&monitor, 0), (0, 0));
+    all
+}
+
+#[tokio::test]
+async fn a_ping_or_a_role_does_not_end_the_prefill() {
+    let frames = [
+        ": ping\n\n",
+        "event: ping\ndata: {\"type\":\"ping\"}\n\n",
+        "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}\n\n",
+        "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n",
+        "\n",
+        ": ping\n\n",
+    ];
+    let prefill = |output: u64| {
+        let (before, after) = ((16, 1), (0, 1 + output));
+        [before, before, before, before, after, after]
+    };
+    assert_eq!(streamed(false, &frames).await, prefill(0));
+    assert_eq!(streamed(true, &frames).await, prefill(1));
+}
+
+#[tokio::test]
+async fn events_of_several_tokens_count_what_they_say() {
+    // 20 tokens in each of five events, of which the second is cut.
+    let event = "data: {\"choices\":[{\"text\":\"twenty tokens are in this text, as its usage says, \
+                 and that is 80 bytes\"}]}\n\n";
+    let (one, two) = event.split_at(event.len() - 1);
+    let three = [event; 3].concat().leak();
+    let usage =
+        "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":16,\"completion_tokens\":161}}\n\n";
+    let frames = [event, one, two, three, usage, "data: [DONE]\n\n"];
+    let tokens = [17_u64, 17, 34, 85, 161, 161];
+    let blocks = tokens.map(|tokens| (0, 1 + tokens.div_ceil(16)));
+    assert_eq!(streamed(true, &frames).await, blocks);
+}
