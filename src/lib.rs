@@ -23,15 +23,17 @@
 //! | [`busy`] | the marks of workers, and the layers that make a stock balancer honour them |
 //! | [`limits`] | how long a worker may take: to the head, to the first frame, between frames |
 //! | [`load`] | when a worker is busy, from what it reports |
+//! | `api` | what a gateway reads of a request: its model, whether it streams, the size of its prompt |
 //! | [`status`] | errors become responses |
 //! | [`completion`] | a request is over when its response *body* is |
 //! | [`error`] | the errors, and how to find them |
 //! | [`sse`] | how far a streamed answer has come: its first token, its tokens, its end |
 //! | [`metrics`] | every metric, in one table |
 //!
-//! The feature `admin` adds an operator's interface to the thresholds,
-//! `nats` load events and registrations for a fleet of many gateways, and
-//! `upstream` workers over HTTP, with what a proxy has to do.
+//! The feature `admin` adds an operator's interface to the thresholds, `api`
+//! the reader of requests, `nats` load events and registrations for a fleet of
+//! many gateways, `scrape` the load of stock engines, and `upstream` workers
+//! over HTTP, with what a proxy has to do.
 //!
 //! # Example
 //!
@@ -88,6 +90,8 @@
 #[cfg(feature = "admin")]
 pub mod admin;
 pub mod admission;
+#[cfg(feature = "api")]
+pub mod api;
 pub mod busy;
 pub mod completion;
 pub mod error;
