@@ -38,7 +38,8 @@ impl<T: EstimateTokens + ?Sized> EstimateTokens for Arc<T> {
 /// costs where it stands, in 64ths of a token. The costs were fitted to
 /// OpenAI's two public vocabularies, on texts that are in the repository
 /// (`tests/data/prompts`), and leave a reserve: too high is better than too
-/// low where load is judged.
+/// low where load is judged. On none of these texts, and on no piece of 80
+/// characters of them, is it below half:
 #[doc = include_str!("estimate.md")]
 ///
 /// Random text has no words, and is estimated at about a quarter of its tokens

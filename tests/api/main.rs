@@ -1,6 +1,7 @@
 //! What is read of requests: models, prompts, forms, compressed bodies.
 
 mod coding;
+mod estimate;
 mod form;
 mod hostile;
 mod prompt;
