@@ -59,6 +59,10 @@
 //! asked for: engines prefill it once. A prompt that cannot be parsed here but
 //! perhaps by a worker (half of a surrogate pair) counts by its length.
 //!
+//! # Models
+//!
+//! [`models`] has the answer to `GET /v1/models`.
+//!
 //! # Cost
 //!
 //! About 5 ms for each MB of JSON with the prompt, a fifth of it
@@ -70,6 +74,7 @@ mod depth;
 mod error;
 mod estimate;
 mod json;
+pub mod models;
 mod multipart;
 mod prompt;
 mod reader;

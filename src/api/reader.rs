@@ -38,6 +38,17 @@ pub struct ReadRequest<'a> {
     pub key: Option<u64>,
 }
 
+impl ReadRequest<'_> {
+    /// Returns the same without the body from which it was read.
+    #[must_use]
+    pub fn into_owned(self) -> ReadRequest<'static> {
+        ReadRequest {
+            model: self.model.map(|model| model.into_owned().into()),
+            ..self
+        }
+    }
+}
+
 pub(super) type Found<'a> = ReadRequest<'a>;
 
 impl RequestReader {
@@ -134,13 +145,7 @@ impl<E: EstimateTokens> RequestReader<E> {
     ) -> Result<ReadRequest<'a>, ReadError> {
         match coding::decode(headers, body, self.max_decoded_bytes)? {
             Cow::Borrowed(body) => self.read_decoded(headers, body),
-            Cow::Owned(body) => {
-                let found = self.read_decoded(headers, &body)?;
-                Ok(ReadRequest {
-                    model: found.model.map(|model| model.into_owned().into()),
-                    ..found
-                })
-            }
+            Cow::Owned(body) => Ok(self.read_decoded(headers, &body)?.into_owned()),
         }
     }
 

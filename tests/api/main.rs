@@ -32,14 +32,7 @@ fn read_text(body: &str) -> Result<ReadRequest<'_>, ReadError> {
 
 fn read(body: &Value) -> ReadRequest<'static> {
     let body = body.to_string();
-    let read = read_text(&body).expect("a request");
-    let mut owned = ReadRequest::default();
-    owned.model = read.model.map(|model| model.into_owned().into());
-    owned.streamed = read.streamed;
-    owned.choices = read.choices;
-    owned.prompt_tokens = read.prompt_tokens;
-    owned.key = read.key;
-    owned
+    read_text(&body).expect("a request").into_owned()
 }
 
 fn prompt_tokens(body: &Value) -> u64 {
