@@ -14,6 +14,7 @@ mod models;
 #[path = "../support/process.rs"]
 mod process;
 mod public;
+mod reading;
 mod restart;
 mod scrape;
 mod sdk;

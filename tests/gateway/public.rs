@@ -105,7 +105,8 @@ async fn a_known_model_without_workers_is_unavailable() {
         is_answer(fleet.public.post(path, &prompt(1)).await, 503, UNAVAILABLE).await;
     }
     // No model is the default one.
-    is_answer(fleet.public.get("/v1/models").await, 503, UNAVAILABLE).await;
+    let stored = fleet.public.get("/v1/responses/resp_1").await;
+    is_answer(stored, 503, UNAVAILABLE).await;
     let body = r#"{"type":"error","error":{"type":"api_error","message":"Service temporarily unavailable"}}"#;
     is_answer(fleet.public.post(MESSAGES, &prompt(1)).await, 503, body).await;
 }
@@ -200,10 +201,10 @@ async fn a_body_that_is_no_json_object_with_a_model_is_a_400() {
     }
     assert_eq!(stub.calls(), 0);
     // What is said to be something else is not read.
-    let form = &[("content-type", "multipart/form-data; boundary=x")];
+    let text = &[("content-type", "application/octet-stream")];
     let response = fleet
         .public
-        .send(Method::POST, "/v1/audio", form, "--x")
+        .send(Method::POST, "/v1/files", text, "[")
         .await;
     assert_eq!(response.unwrap().status(), StatusCode::OK);
 }

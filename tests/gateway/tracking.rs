@@ -61,8 +61,9 @@ async fn read(response: &mut Response<Incoming>) -> Option<Bytes> {
     frame.unwrap().into_data().ok()
 }
 
-async fn ask(client: &Client, words: usize) -> Response<Incoming> {
-    let prompt = "word ".repeat(words);
+/// A prompt of so many tokens, given as such.
+async fn ask(client: &Client, tokens: usize) -> Response<Incoming> {
+    let prompt = vec![7; tokens];
     let body = json!({"model": "tiny", "prompt": prompt, "stream": true});
     client.post(COMPLETIONS, &body).await
 }
@@ -317,18 +318,41 @@ async fn a_worker_at_another_address_does_not_have_the_requests_of_the_one_befor
 }
 
 #[tokio::test]
+async fn chinese_code_and_tools_are_as_long_as_they_are() {
+    let fleet = Fleet::start(config(ThresholdUpdate::new())).await;
+    let (stub, _output) = streaming().await;
+    fleet.register("a", &stub.url, json!({})).await;
+    let chat = |content: String| json!({"messages": [{"role": "user", "content": content}]});
+    let tool = json!({"type": "function", "function": {"name": "f",
+        "description": "word ".repeat(4000), "parameters": {}}});
+    for (body, least) in [
+        (chat("\u{6f22}".repeat(4000)), 2000),
+        (chat("a[0]=b;".repeat(4000 / 7)), 1000),
+        (json!({"messages": [], "tools": [tool]}), 4000),
+    ] {
+        let running = fleet.public.post(CHAT, &body).await;
+        let (prefill, blocks) = fleet.counts("a").await;
+        assert!(prefill >= least && prefill < 10 * least, "{prefill}");
+        assert_eq!(blocks, prefill.div_ceil(16));
+        drop(running);
+        eventually("it is gone", async || fleet.counts("a").await == (0, 0)).await;
+    }
+}
+
+#[tokio::test]
 async fn what_the_gateway_takes_does_not_depend_on_whether_it_counts() {
-    let deep = format!(
-        r#"{{"model": "tiny", "prompt": {}"a"{}}}"#,
-        "[".repeat(500),
-        "]".repeat(500)
-    );
+    let nested = |depth| {
+        let (open, close) = ("[".repeat(depth), "]".repeat(depth));
+        format!(r#"{{"model": "tiny", "prompt": {open}"a"{close}}}"#)
+    };
+    let (deep, too_deep) = (nested(100), nested(500));
     let bodies = [
         (r#"{"model": "tiny", "prompt": "half \ud800 pair"}"#, 200),
         (r#"{"model": "tiny", "prompt": "a", "prompt": "b"}"#, 200),
         (r#"{"model": "tiny", "messages": 7}"#, 200),
         (r#"{"model": "tiny", "prompt": 1e999}"#, 200),
         (&deep, 200),
+        (&too_deep, 400),
         (r#"{"model": 7, "prompt": "a"}"#, 400),
         (r#"{"model": "tiny", "prompt": "a""#, 400),
         (r#"{"model": "huge", "prompt": "a"}"#, 404),

@@ -11,12 +11,15 @@
 
 mod admin;
 mod balance;
+mod body;
 mod fleet;
 mod json;
 mod limits;
 mod observer;
 mod options;
+mod pages;
 mod public;
+mod reading;
 mod registry;
 mod scrape;
 mod signs;
@@ -35,8 +38,9 @@ use crate::{
     serve::{Server, listen},
     worker::{Worker, WorkerConfig},
 };
+use body::BodyLimits;
 use http::{HeaderName, Uri};
-use public::BodyLimits;
+use reading::Reading;
 use registry::{Kept, Registration, Registry, RegistryOptions};
 use stack::StackOptions;
 use std::{
@@ -114,7 +118,7 @@ pub struct GatewayConfig {
     /// Retries of requests that were lost with their worker, in percent of
     /// those in flight.
     pub retry_lost_percent: u64,
-    /// The longest body of a request.
+    /// The longest body of a request, also when it is decoded.
     pub max_body_bytes: usize,
     /// How long a client may send nothing of a body that it has begun.
     pub body_silence: Duration,
@@ -215,7 +219,6 @@ impl Gateway {
             stale_after: config.stale_after,
             registration_ttl: config.registration_ttl,
             tracking: config.router_tracking,
-            affinity_header: config.affinity_header,
             probe_timeout: config.probe_timeout,
             probe_after: config.probe_after,
             limits: config.limits,
@@ -285,7 +288,13 @@ impl Gateway {
             bytes: config.max_body_bytes,
             silence: config.body_silence,
         };
-        let mut app = public::router(registry, limits);
+        let reading = Reading::new(
+            config.balance,
+            config.router_tracking,
+            config.affinity_header,
+            config.max_body_bytes,
+        );
+        let mut app = public::router(registry, reading, limits);
         if let Some(observer) = config.observer {
             app = observer.watch(app);
         }

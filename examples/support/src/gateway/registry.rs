@@ -1,22 +1,20 @@
 use super::{
-    balance::{Balance, Loads},
+    balance::Loads,
     limits::WorkerLimits,
-    public::Reading,
     scrape::{Given, Metrics, Scraping},
     signs::SignsOfLife,
     stack::{Id, Stack, StackOptions, WorkerClient, stack},
     tracking::{RouterTracking, Tracking, WorkerService},
 };
 use crate::cli;
-use http::{HeaderName, Uri};
+use http::Uri;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, HashMap},
     fmt, io, mem,
-    num::NonZeroU64,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 use tokio::{
     task,
@@ -44,7 +42,6 @@ pub(super) struct RegistryOptions {
     pub(super) stale_after: Option<Duration>,
     pub(super) registration_ttl: Duration,
     pub(super) tracking: Option<RouterTracking>,
-    pub(super) affinity_header: Option<HeaderName>,
     pub(super) probe_timeout: Duration,
     pub(super) probe_after: Option<Duration>,
     pub(super) limits: WorkerLimits,
@@ -71,7 +68,9 @@ pub(super) struct Registry {
 
 /// One model: the workers that serve it are behind its stack.
 pub(super) struct ServedModel {
-    name: Arc<str>,
+    pub(super) name: Arc<str>,
+    /// When the gateway first heard of it.
+    pub(super) since: SystemTime,
     pub(super) label: Model,
     pub(super) stack: Stack,
     set: BusySet<Id>,
@@ -218,9 +217,6 @@ pub(super) struct ModelView {
     eligible: u64,
 }
 
-/// Tokens of a KV block where nobody says: what engines have by default.
-const DEFAULT_BLOCK_SIZE: NonZeroU64 = NonZeroU64::new(16).unwrap();
-
 /// The most models of one worker.
 const MAX_MODELS: usize = 64;
 
@@ -269,20 +265,6 @@ impl Registry {
         &self.forwarding
     }
 
-    /// What is read of requests, beside their model.
-    pub(super) fn reading(&self) -> Reading<'_> {
-        let options = &self.options;
-        let prompts = options.tracking.is_some() || options.stack.balance.reads_prompts();
-        let block_size = options
-            .tracking
-            .map_or(DEFAULT_BLOCK_SIZE, |how| how.block_size);
-        Reading {
-            block_size: prompts.then_some(block_size),
-            affinity: options.stack.balance == Balance::Affinity,
-            header: options.affinity_header.as_ref(),
-        }
-    }
-
     /// What counts load by the requests that were sent, if anything does.
     pub(super) fn tracking(&self) -> Option<&Tracking> {
         self.tracking.as_ref()
@@ -292,6 +274,16 @@ impl Registry {
     pub(super) fn model(&self, name: &str) -> Option<Arc<ServedModel>> {
         let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
         models.get(name).cloned()
+    }
+
+    /// All models that any worker has ever served, by name, and the default
+    /// one.
+    pub(super) fn known_models(&self) -> Vec<Arc<ServedModel>> {
+        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        let mut known: Vec<_> = models.values().cloned().collect();
+        drop(models);
+        known.sort_by(|one, other| one.name.cmp(&other.name));
+        known
     }
 
     /// The thresholds of every model.
@@ -364,6 +356,7 @@ impl Registry {
                 stack(set.clone(), &loads, &self.options.stack, &self.status);
             Ok::<_, String>(Arc::new(ServedModel {
                 name: name.into(),
+                since: SystemTime::now(),
                 label: Model::new(name),
                 stack,
                 set,
@@ -655,20 +648,15 @@ impl Registry {
         views.collect()
     }
 
-    /// All models, by name.
+    /// How many workers each model has, by name.
     pub(super) fn model_views(&self) -> Vec<ModelView> {
-        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
-        let mut views: Vec<_> = models
-            .values()
-            .map(|model| ModelView {
-                model: model.name.clone(),
-                alive: model.members.alive(),
-                usable: model.members.usable(),
-                eligible: model.members.eligible(),
-            })
-            .collect();
-        views.sort_by(|one, other| one.model.cmp(&other.model));
-        views
+        let view = |model: Arc<ServedModel>| ModelView {
+            model: model.name.clone(),
+            alive: model.members.alive(),
+            usable: model.members.usable(),
+            eligible: model.members.eligible(),
+        };
+        self.known_models().into_iter().map(view).collect()
     }
 
     fn view(&self, id: &Id, worker: &Registered) -> WorkerView {
@@ -756,7 +744,7 @@ impl fmt::Debug for Registry {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::balance::Balance, *};
 
     fn registry() -> Registry {
         Registry::new(RegistryOptions {
@@ -766,7 +754,6 @@ mod tests {
             stale_after: None,
             registration_ttl: Duration::from_secs(10),
             tracking: None,
-            affinity_header: None,
             probe_timeout: Duration::from_secs(1),
             probe_after: None,
             limits: WorkerLimits::default(),

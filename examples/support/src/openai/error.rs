@@ -22,6 +22,9 @@ struct Body {
     code: Option<&'static str>,
 }
 
+/// How much of a model's name is shown.
+const LONGEST_NAME: usize = 256;
+
 impl ApiError {
     /// An error of the client's with this status.
     pub fn new(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
@@ -48,7 +51,10 @@ impl ApiError {
 
     /// 404: nobody serves `model`.
     pub fn unknown_model(model: &str) -> Self {
-        let message = format!("The model `{model}` does not exist");
+        // A client that sends a megabyte for it need not get it back.
+        let name = model.chars().take(LONGEST_NAME).collect::<String>();
+        let cut = if name.len() < model.len() { "…" } else { "" };
+        let message = format!("The model `{name}{cut}` does not exist");
         let mut error = Self::new(StatusCode::NOT_FOUND, message);
         error.body.param = Some("model".into());
         error.body.code = Some("model_not_found");

@@ -1,0 +1,48 @@
+//! Clients that are web pages: a browser asks first whether it may send a
+//! request, and shows a page no answer that does not say it may.
+//!
+//! The browser's question is answered here, for it is no load. Whether a page
+//! may read a worker's answer is said by the worker; the gateway's own may be
+//! read by all.
+
+use axum::response::{IntoResponse, Response};
+use http::{
+    HeaderMap, HeaderValue, StatusCode,
+    header::{
+        ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+        ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD,
+        ALLOW, ORIGIN, VARY,
+    },
+};
+
+const ANY: HeaderValue = HeaderValue::from_static("*");
+
+/// For how long a browser need not ask again. Chrome keeps it no longer than
+/// two hours.
+const SECONDS: HeaderValue = HeaderValue::from_static("7200");
+
+/// The answer to `OPTIONS`, where `methods` are allowed.
+pub(super) fn options(request: &HeaderMap, methods: &'static str) -> Response {
+    let mut response = (StatusCode::NO_CONTENT, [(ALLOW, methods)]).into_response();
+    if !request.contains_key(ORIGIN) || !request.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
+        return response;
+    }
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
+    let methods = HeaderValue::from_static(methods);
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, methods);
+    // Not `*`, for that leaves `Authorization` out.
+    if let Some(asked) = request.get(ACCESS_CONTROL_REQUEST_HEADERS) {
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked.clone());
+    }
+    headers.insert(ACCESS_CONTROL_MAX_AGE, SECONDS);
+    headers.insert(VARY, ACCESS_CONTROL_REQUEST_HEADERS.into());
+    response
+}
+
+/// Lets a page read an answer of the gateway's own.
+pub(super) fn may_read(response: &mut Response) {
+    response
+        .headers_mut()
+        .insert(ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
+}
