@@ -14,7 +14,7 @@ use std::{path::PathBuf, rc::Rc, time::Duration};
 #[derive(Clone, Debug, Parser)]
 #[command(name = "overload_curve")]
 pub struct Args {
-    /// Which workloads [default: all]
+    /// Which workloads [default: the one of --trace, or else all]
     #[arg(long, value_enum, value_delimiter = ',')]
     workloads: Vec<Workload>,
 
@@ -57,6 +57,11 @@ pub struct Args {
     /// Where the traces are
     #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data"))]
     data: PathBuf,
+
+    /// A trace for the workload of this name, in the form in which it is
+    /// published: Azure's, BurstGPT's, Mooncake's or Bailian's
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
 
     /// What one sick worker of four costs, in place of the curves; the loads
     /// are multiples of what the other three can do [default: 0.5,1,2]. KIND
@@ -113,12 +118,18 @@ impl Args {
     /// Reads the traces.
     pub fn plan(self) -> Result<Plan, UsageError> {
         let quick = self.quick;
-        let all = Workload::value_variants();
+        let all = match self.trace {
+            Some(_) => &[Workload::Trace][..],
+            None => &[Workload::Poisson, Workload::Azure, Workload::Mooncake],
+        };
         let workloads = or(self.workloads, if quick { &all[..1] } else { all });
         // A table has it all.
         let measured = workloads.into_iter().filter(|_| self.from.is_none());
         let traffic = measured
-            .map(|workload| Traffic::load(workload, &self.data, self.seed).map(Rc::new))
+            .map(|workload| {
+                let trace = self.trace.as_deref();
+                Traffic::load(workload, &self.data, trace, self.seed).map(Rc::new)
+            })
             .collect::<Result<_, _>>()?;
         let fleets = [(8, 2), (64, 8), (64, 16)];
         let loads = if self.loads.is_empty() && quick {

@@ -20,6 +20,8 @@ pub enum Workload {
     Azure,
     /// Arrivals and lengths of Mooncake's conversation trace
     Mooncake,
+    /// Those of the trace in --trace
+    Trace,
 }
 
 impl Workload {
@@ -28,6 +30,7 @@ impl Workload {
             Self::Poisson => "poisson",
             Self::Azure => "azure",
             Self::Mooncake => "mooncake",
+            Self::Trace => "trace",
         }
     }
 
@@ -35,7 +38,7 @@ impl Workload {
     /// the long ones would make this a benchmark of sockets.
     pub fn stream_interval(self) -> NonZeroU32 {
         let tokens = match self {
-            Self::Poisson | Self::Azure => 4,
+            Self::Poisson | Self::Azure | Self::Trace => 4,
             Self::Mooncake => 32,
         };
         NonZeroU32::new(tokens).expect("none is 0")
@@ -62,20 +65,38 @@ pub struct Traffic {
     requests: Vec<Arrival>,
 }
 
+fn read(option: &'static str, file: &Path) -> Result<Vec<Arrival>, UsageError> {
+    let bad = |error: String| UsageError::new(option, file.display(), error);
+    let text = fs::read_to_string(file).map_err(|error| bad(error.to_string()))?;
+    let trace = parse_trace(&text).map_err(|error| bad(error.to_string()))?;
+    if let Some(left_out) = &trace.left_out {
+        eprintln!("{}: {left_out}", file.display());
+    }
+    Ok(trace.arrivals)
+}
+
 impl Traffic {
-    pub fn load(workload: Workload, data: &Path, seed: u64) -> Result<Self, UsageError> {
-        let file = match workload {
-            Workload::Poisson => None,
-            Workload::Azure => Some("azure_code_2023.csv"),
-            Workload::Mooncake => Some("mooncake_conversation_timing.csv"),
-        };
-        let requests = match file {
-            None => random_lengths(&mut Random::new(seed)),
-            Some(file) => {
-                let file = data.join(file);
-                let bad = |error: String| UsageError::new("--data", file.display(), error);
-                let text = fs::read_to_string(&file).map_err(|error| bad(error.to_string()))?;
-                parse_trace(&text).map_err(|error| bad(error.to_string()))?
+    /// The requests of `workload`: random ones, or those of a trace that is
+    /// among `data` or is `trace`. Says on stderr what it leaves out of it.
+    pub fn load(
+        workload: Workload,
+        data: &Path,
+        trace: Option<&Path>,
+        seed: u64,
+    ) -> Result<Self, UsageError> {
+        let requests = match (workload, trace) {
+            (Workload::Poisson, _) => random_lengths(&mut Random::new(seed)),
+            (Workload::Azure, _) => read("--data", &data.join("azure_code_2023.csv"))?,
+            (Workload::Mooncake, _) => {
+                read("--data", &data.join("mooncake_conversation_timing.csv"))?
+            }
+            (Workload::Trace, Some(trace)) => read("--trace", trace)?,
+            (Workload::Trace, None) => {
+                return Err(UsageError::new(
+                    "--workloads",
+                    "trace",
+                    "expected a --trace",
+                ));
             }
         };
         Ok(Self { workload, requests })

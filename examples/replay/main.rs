@@ -17,6 +17,9 @@ use std::io;
 async fn main() -> io::Result<()> {
     let args: ReplayArgs = cli::parse();
     let trace = args.load().unwrap_or_else(|error| error.exit());
+    if let Some(left_out) = &trace.left_out {
+        eprintln!("{}: {left_out}", args.trace.display());
+    }
     cli::init_logging();
 
     let mut shutdown = cli::Shutdown::install()?;

@@ -176,6 +176,9 @@ async fn a_bad_option_is_named_with_its_value_and_what_is_allowed() {
         ("--seconds", "-1", "above 0"),
         ("--data", "/nowhere", "azure"),
         ("--from", "/nowhere", "No such file"),
+        ("--trace", "/nowhere", "No such file"),
+        ("--trace", "Cargo.toml", "TIMESTAMP,ContextTokens"),
+        ("--workloads", "trace", "expected a --trace"),
         ("--sick", "well", "hangs"),
     ] {
         let first = refusal(example("overload_curve").args([option, bad])).await;

@@ -161,6 +161,31 @@ async fn a_replay_ends_with_its_table() {
     assert_eq!(count("failed"), "0", "{stdout}");
 }
 
+#[tokio::test]
+async fn a_replay_says_what_it_leaves_out_of_a_trace() {
+    let trace = std::env::temp_dir().join(format!("tower-overload-{}.jsonl", std::process::id()));
+    let line =
+        r#"{"timestamp": 27482, "input_length": 6955, "output_length": 2, "hash_ids": [46]}"#;
+    std::fs::write(&trace, format!("{line}\n{line}\n{{\"timest")).unwrap();
+    let output = example("replay")
+        .args(["--embedded", "--speedup", "1000", "--trace"])
+        .arg(&trace)
+        .env("RUST_LOG", "off")
+        .output()
+        .await
+        .unwrap();
+    std::fs::remove_file(&trace).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{stderr}");
+    assert!(
+        stderr.contains("left out 1 of 3 lines, the first is line 3"),
+        "{stderr}"
+    );
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let offered = stdout.lines().find(|line| line.starts_with("offered"));
+    assert_eq!(offered.unwrap().split_whitespace().nth(1), Some("2"));
+}
+
 #[cfg(unix)]
 #[tokio::test]
 async fn a_worker_that_is_terminated_drains_and_exits_with_0() {

@@ -14,7 +14,7 @@ async fn replay(url: &str) -> Report {
         generated_tokens: 3,
     };
     let replay = Replay {
-        trace: vec![arrival(0, 1), arrival(0, 5000), arrival(1000, 0)],
+        arrivals: vec![arrival(0, 1), arrival(0, 5000), arrival(1000, 0)],
         url: url.parse().unwrap(),
         model: "tiny".into(),
         speedup: 1000.0,

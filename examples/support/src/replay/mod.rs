@@ -14,10 +14,10 @@ mod request;
 mod trace;
 
 pub use open_loop::open_loop;
-pub use options::{ReplayArgs, Trace};
+pub use options::ReplayArgs;
 pub use report::{Outcome, Pace, Report};
 pub use request::Requests;
-pub use trace::{Arrival, TraceError, parse_trace};
+pub use trace::{Arrival, LeftOut, Trace, TraceError, parse_trace};
 
 use http::Uri;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -49,7 +49,7 @@ impl Objectives {
 #[derive(Clone, Debug)]
 pub struct Replay {
     /// The requests, in the order of their arrival.
-    pub trace: Trace,
+    pub arrivals: Vec<Arrival>,
     /// The gateway's public address.
     pub url: Uri,
     /// The model that the requests are for.
@@ -71,15 +71,15 @@ impl Replay {
         let requests = Arc::new(Requests::new(
             &self.url,
             &self.model,
-            self.trace.iter().map(|arrival| arrival.prompt_tokens).max(),
+            self.arrivals.iter().map(|it| it.prompt_tokens).max(),
         ));
         let objectives = self.objectives.sped_up(self.speedup);
-        let bar = progress_bar(self.trace.len());
+        let bar = progress_bar(self.arrivals.len());
         let mut report = Report::default();
         let start = Instant::now();
         let due = |arrival: &Arrival| start + sped_up(arrival.at, self.speedup);
         open_loop(
-            self.trace.iter().map(|arrival| (due(arrival), *arrival)),
+            self.arrivals.iter().map(|arrival| (due(arrival), *arrival)),
             |due, arrival| {
                 let requests = Arc::clone(&requests);
                 async move { requests.send(arrival, due).await }

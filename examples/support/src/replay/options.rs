@@ -1,4 +1,4 @@
-use super::{Arrival, Objectives, Replay, parse_trace};
+use super::{Objectives, Replay, Trace, parse_trace};
 use crate::{
     cli::{UsageError, base_url, name, positive, whole},
     engine::Timing,
@@ -15,9 +15,9 @@ use tower_overload::admission::Limits;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "replay")]
 pub struct ReplayArgs {
-    /// The trace: a CSV file in the form of Azure's LLM inference traces
-    /// (TIMESTAMP,ContextTokens,GeneratedTokens) or of Mooncake's
-    /// (timestamp_ms,input_length,output_length)
+    /// The trace, in the form in which it is published: Azure's LLM inference
+    /// traces of 2023 and 2024 and BurstGPT's as CSV, Mooncake's and Bailian's
+    /// as JSON lines. Lines that are no requests are left out, and counted
     #[arg(long, value_name = "FILE")]
     pub trace: PathBuf,
 
@@ -90,7 +90,7 @@ impl ReplayArgs {
         };
         let text = std::fs::read_to_string(&self.trace).map_err(|error| bad(&error))?;
         let mut trace = parse_trace(&text).map_err(|error| bad(&error))?;
-        trace.truncate(self.limit.unwrap_or(usize::MAX));
+        trace.arrivals.truncate(self.limit.unwrap_or(usize::MAX));
         Ok(trace)
     }
 
@@ -98,7 +98,7 @@ impl ReplayArgs {
     pub fn replay(&self, trace: Trace, url: Uri) -> Replay {
         let objective = |ms: f64| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or(Duration::MAX);
         Replay {
-            trace,
+            arrivals: trace.arrivals,
             url,
             model: self.model.clone(),
             speedup: self.speedup,
@@ -109,6 +109,3 @@ impl ReplayArgs {
         }
     }
 }
-
-/// The requests of a trace, in the order of their arrival.
-pub type Trace = Vec<Arrival>;
