@@ -28,7 +28,8 @@ pub struct ReadRequest<'a> {
     /// has no body, or one that is neither JSON nor a form.
     pub streamed: Option<bool>,
     /// How many answers are generated: the larger of `n` and `best_of`, for
-    /// each prompt. At least 1.
+    /// each prompt. At least 1. Where prompts are [not
+    /// read](RequestReader::prompts) they are taken for one.
     pub choices: u64,
     /// An estimate of the tokens to prefill. 0 if prompts are [not
     /// read](RequestReader::prompts), or there is none.
