@@ -65,7 +65,7 @@
 //!
 //! # Cost
 //!
-//! About 5 ms for each MB of JSON with the prompt, a fifth of it
+//! 2 to 3 ms for each MB of JSON with the prompt, about a tenth of it
 //! [without](RequestReader::prompts); no memory for what is not escaped. See
 //! `benches/api.rs`.
 

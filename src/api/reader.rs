@@ -131,7 +131,7 @@ impl<E: EstimateTokens> RequestReader<E> {
     /// `Content-Encoding` among its headers.
     ///
     /// Does not wait, and takes time that is linear in the length of the
-    /// decoded body: some 5 ms for each MB. So a runtime is not held up by
+    /// decoded body: 2 to 3 ms for each MB. So a runtime is not held up by
     /// what is usual, and where bodies are [large](Self::max_decoded_bytes)
     /// it is called where blocking is allowed.
     ///

@@ -14,6 +14,9 @@ mod requests;
 mod sockets;
 mod streams;
 
+/// When a case is given up: a worker that is never asked would wait for ever.
+const END: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// A test of each case for each gateway.
 macro_rules! cases {
     ($($file:ident::$case:ident,)*) => {
@@ -26,7 +29,8 @@ macro_rules! cases {
             $(
                 #[tokio::test]
                 async fn $case() {
-                    crate::$file::$case(crate::gateways::Kind::$kind).await;
+                    let case = crate::$file::$case(crate::gateways::Kind::$kind);
+                    tokio::time::timeout(crate::END, case).await.expect("the case ends");
                 }
             )*
         }

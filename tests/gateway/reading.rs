@@ -2,14 +2,14 @@
 
 use crate::{
     serving::value,
-    support::{CHAT, Fleet, JSON, Stub},
+    support::{CHAT, COMPLETIONS, Fleet, JSON, Stub},
 };
 use axum::{body::Body, extract::Request, response::Response};
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
-use overload_examples::gateway::GatewayConfig;
+use overload_examples::{engine::Timing, gateway::GatewayConfig};
 use serde_json::{Value, json};
 use std::io::Write;
 
@@ -73,6 +73,19 @@ async fn a_compressed_request_is_read_and_sent_on_as_it_came() {
             assert_eq!(headers["content-encoding"], "gzip");
         }
     }
+}
+
+#[tokio::test]
+async fn the_mock_worker_decodes_what_comes_compressed() {
+    let fleet = Fleet::empty().await;
+    let _worker = fleet.join("a", None, Timing::INSTANT).await;
+    let headers = [JSON, &[("content-encoding", "gzip")]].concat();
+    let request = json!({"model": "tiny", "prompt": "Hello", "max_tokens": 2});
+    let body = gzip(request.to_string().as_bytes());
+    let (status, _, body) = answer(&fleet, COMPLETIONS, &headers, body).await;
+    assert_eq!(status, StatusCode::OK);
+    let answer: Value = serde_json::from_slice(&body).expect("JSON");
+    assert_eq!(answer["usage"]["completion_tokens"], 2);
 }
 
 #[tokio::test]

@@ -1,13 +1,14 @@
 //! Clients that are web pages: a browser asks first whether it may send a
 //! request, and shows a page no answer that does not say it may.
 //!
-//! The browser's question is answered here, for it is no load. Whether a page
+//! The browser's question is answered here, for it is no load; any other
+//! `OPTIONS` goes to a worker as it came. Whether a page
 //! may read a worker's answer is said by the worker; the gateway's own may be
 //! read by all.
 
 use axum::response::{IntoResponse, Response};
 use http::{
-    HeaderMap, HeaderValue, StatusCode,
+    HeaderMap, HeaderValue, Method, StatusCode,
     header::{
         ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
         ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD,
@@ -21,10 +22,17 @@ const ANY: HeaderValue = HeaderValue::from_static("*");
 /// two hours.
 const SECONDS: HeaderValue = HeaderValue::from_static("7200");
 
+/// Whether a browser asks what a page may send.
+pub(super) fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
+    method == Method::OPTIONS
+        && headers.contains_key(ORIGIN)
+        && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+}
+
 /// The answer to `OPTIONS`, where `methods` are allowed.
 pub(super) fn options(request: &HeaderMap, methods: &'static str) -> Response {
     let mut response = (StatusCode::NO_CONTENT, [(ALLOW, methods)]).into_response();
-    if !request.contains_key(ORIGIN) || !request.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
+    if !is_preflight(&Method::OPTIONS, request) {
         return response;
     }
     let headers = response.headers_mut();

@@ -77,7 +77,7 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
             _ => only_reads(client, &parts.method, &parts.headers),
         };
     }
-    if parts.method == Method::OPTIONS {
+    if pages::is_preflight(&parts.method, &parts.headers) {
         return pages::options(&parts.headers, ALL);
     }
     if path.strip_prefix("/v1/").is_none_or(str::is_empty) {

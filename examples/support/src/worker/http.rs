@@ -14,6 +14,7 @@ use http::{
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use std::{convert::Infallible, sync::Arc};
 use tower::{Service, ServiceExt};
+use tower_http::decompression::RequestDecompressionLayer;
 
 /// The longest body of a request: more than a gateway lets pass.
 const MAX_BODY: usize = 32 * 1024 * 1024;
@@ -63,6 +64,8 @@ where
                 generate(app, Endpoint::Completions, request)
             }),
         )
+        // A gateway passes a compressed body on as it came.
+        .route_layer(RequestDecompressionLayer::new())
         .route("/v1/models", get(list))
         .route(
             "/health",
