@@ -95,6 +95,7 @@ pub mod api;
 pub mod busy;
 pub mod completion;
 pub mod error;
+pub mod fleet;
 pub mod limits;
 pub mod load;
 pub mod metrics;

@@ -59,6 +59,11 @@ impl<K> BusySet<K> {
         BusySetBuilder::default()
     }
 
+    /// Whether both are the same set.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.inner.shared
     }

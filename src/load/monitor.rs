@@ -820,11 +820,45 @@ impl<K: WorkerId> WorkerMonitor<K> {
     /// more. Workers that served it stay, as do their loads. Returns whether
     /// there was one.
     pub fn remove_model(&self, model: &str) -> bool {
+        self.remove_model_if(model, |_| true)
+    }
+
+    /// Thresholds for a [model](Self::put_model) of this monitor.
+    pub(crate) fn new_thresholds(&self) -> ThresholdsHandle {
+        ThresholdsHandle::new(self.inner.changes.clone())
+    }
+
+    /// Has `busy` be the set of the model: a model of that name with another
+    /// set goes first, and one with this set stays as it is. The handle is
+    /// from [`new_thresholds`](Self::new_thresholds); models may share one.
+    pub(crate) fn put_model(&self, model: &str, busy: &BusySet<K>, handle: &ThresholdsHandle) {
+        while !self.insert_model(model, busy.clone(), handle) && !self.has_model(model, busy) {
+            self.remove_model_if(model, |set| !set.is(busy));
+        }
+    }
+
+    fn has_model(&self, model: &str, busy: &BusySet<K>) -> bool {
+        let state = lock(&self.inner.state);
+        let id = state.models.id(model);
+        let model = id.and_then(|id| state.models.get(id));
+        model.is_some_and(|model| model.set.is(busy))
+    }
+
+    /// As [`remove_model`](Self::remove_model), if `busy` is its set.
+    pub(crate) fn take_model(&self, model: &str, busy: &BusySet<K>) -> bool {
+        self.remove_model_if(model, |set| set.is(busy))
+    }
+
+    fn remove_model_if(&self, model: &str, is_it: impl FnOnce(&BusySet<K>) -> bool) -> bool {
         let mut state = lock(&self.inner.state);
         let State {
             workers, models, ..
         } = &mut *state;
-        let Some(id) = models.id(model) else {
+        let id = models.id(model).filter(|id| {
+            let known = models.get(*id);
+            known.is_some_and(|known| is_it(&known.set))
+        });
+        let Some(id) = id else {
             return false;
         };
         self.inner.thresholds.remove(model);
@@ -1331,7 +1365,7 @@ impl fmt::Display for UnknownModel {
 impl std::error::Error for UnknownModel {}
 
 impl<K> WorkerMonitor<K> {
-    pub(super) fn stale_after(&self) -> Option<Duration> {
+    pub(crate) fn stale_after(&self) -> Option<Duration> {
         self.inner.stale_after
     }
 }

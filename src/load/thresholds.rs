@@ -62,7 +62,7 @@ pub enum Change<T> {
 }
 
 impl<T> Change<T> {
-    fn onto(self, current: Option<T>) -> Option<T> {
+    pub(crate) fn onto(self, current: Option<T>) -> Option<T> {
         match self {
             Self::Keep => current,
             Self::Clear => None,
