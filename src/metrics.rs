@@ -16,8 +16,10 @@
 //! ```
 //!
 //! The facade cannot unregister a series. The gauges of a worker that is gone
-//! are set to 0; to make the series itself disappear, set the idle timeout of
-//! the exporter.
+//! are set to 0. Where workers come under ever new ids, have the monitor keep
+//! them from the recorder and show [them as
+//! text](crate::load::WorkerMonitor::worker_gauges), where the series end with
+//! the worker.
 
 use metrics::{Counter, Gauge, Histogram, KeyName, Label, Level, Metadata};
 use std::borrow::Cow;

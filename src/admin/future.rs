@@ -1,8 +1,4 @@
-use super::{
-    AdminBody, MAX_BODY_BYTES,
-    exchange::{error, post},
-};
-use crate::load::ModelThresholds;
+use super::{AdminBody, json::error};
 use bytes::Buf;
 use http::{Response, StatusCode};
 use http_body::Body;
@@ -16,25 +12,28 @@ use std::{
 };
 
 pin_project! {
-    /// The answer of a [`BusyThreshold`](super::BusyThreshold).
+    /// The answer to an operator's request.
     ///
     /// Cancel safe: dropped before it is ready, it has changed nothing.
     #[must_use = "futures do nothing unless polled"]
-    pub struct BusyThresholdFuture<B> {
+    pub struct ResponseFuture<B> {
         #[pin]
         state: State<B>,
     }
 }
 
+/// What a request does when all of it is there.
+type Act = Box<dyn FnOnce(&[u8]) -> Response<AdminBody> + Send>;
+
 pin_project! {
     #[project = StateProj]
     enum State<B> {
-        Read { #[pin] body: B, received: Vec<u8>, thresholds: ModelThresholds },
+        Read { #[pin] body: B, received: Vec<u8>, most: usize, act: Option<Act> },
         Answer { response: Option<Response<AdminBody>> },
     }
 }
 
-impl<B> BusyThresholdFuture<B> {
+impl<B> ResponseFuture<B> {
     pub(super) fn answer(response: Response<AdminBody>) -> Self {
         Self {
             state: State::Answer {
@@ -43,18 +42,24 @@ impl<B> BusyThresholdFuture<B> {
         }
     }
 
-    pub(super) fn read(thresholds: ModelThresholds, body: B) -> Self {
+    /// Reads a body of at most so many bytes first.
+    pub(super) fn read(
+        body: B,
+        most: usize,
+        act: impl FnOnce(&[u8]) -> Response<AdminBody> + Send + 'static,
+    ) -> Self {
         Self {
             state: State::Read {
                 body,
                 received: Vec::new(),
-                thresholds,
+                most,
+                act: Some(Box::new(act)),
             },
         }
     }
 }
 
-impl<B: Body> Future for BusyThresholdFuture<B> {
+impl<B: Body> Future for ResponseFuture<B> {
     type Output = Result<Response<AdminBody>, Infallible>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -63,18 +68,19 @@ impl<B: Body> Future for BusyThresholdFuture<B> {
             StateProj::Read {
                 mut body,
                 received,
-                thresholds,
+                most,
+                act,
             } => loop {
-                if body.size_hint().lower() > (MAX_BODY_BYTES - received.len()) as u64 {
-                    break too_large();
+                if body.size_hint().lower() > (*most - received.len()) as u64 {
+                    break too_large(*most);
                 }
                 match ready!(body.as_mut().poll_frame(cx)) {
                     Some(Ok(frame)) => {
                         let Ok(mut data) = frame.into_data() else {
                             continue;
                         };
-                        if data.remaining() > MAX_BODY_BYTES - received.len() {
-                            break too_large();
+                        if data.remaining() > *most - received.len() {
+                            break too_large(*most);
                         }
                         while data.has_remaining() {
                             let chunk = data.chunk();
@@ -86,7 +92,10 @@ impl<B: Body> Future for BusyThresholdFuture<B> {
                     Some(Err(_)) => {
                         break error(StatusCode::BAD_REQUEST, "the request body broke off");
                     }
-                    None => break post(thresholds, received),
+                    None => {
+                        let act = act.take().expect("polled after it was ready");
+                        break act(received);
+                    }
                 }
             },
         };
@@ -94,14 +103,13 @@ impl<B: Body> Future for BusyThresholdFuture<B> {
     }
 }
 
-fn too_large() -> Response<AdminBody> {
-    let message = format!("the request body is too large, allowed: {MAX_BODY_BYTES} bytes");
+fn too_large(most: usize) -> Response<AdminBody> {
+    let message = format!("the request body is too large, allowed: {most} bytes");
     error(StatusCode::PAYLOAD_TOO_LARGE, &message)
 }
 
-impl<B> fmt::Debug for BusyThresholdFuture<B> {
+impl<B> fmt::Debug for ResponseFuture<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BusyThresholdFuture")
-            .finish_non_exhaustive()
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
     }
 }

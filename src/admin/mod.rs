@@ -43,11 +43,12 @@
 //! | 422 | JSON of another shape: a wrong type, no `model`, a negative or fractional number of tokens, an unknown or repeated field |
 
 mod body;
-mod exchange;
+mod fleet;
 mod future;
-mod service;
+mod json;
+mod thresholds;
 
 pub use body::AdminBody;
-pub use exchange::MAX_BODY_BYTES;
-pub use future::BusyThresholdFuture;
-pub use service::BusyThreshold;
+pub use fleet::{FleetApi, MAX_FLEET_BODY_BYTES};
+pub use future::ResponseFuture;
+pub use thresholds::{BusyThreshold, MAX_BODY_BYTES};

@@ -1,4 +1,7 @@
-use super::{Fleet, Id, Refused, SignsOfLife, fleet::Inner, model::Models, worker::Track};
+use super::{
+    Fleet, Id, Refused, SignsOfLife, fleet::Inner, model::Models, registration::check_ttl,
+    worker::Track,
+};
 use crate::{
     BoxError,
     busy::{BusySet, BusySetBuilder, Members, RosterChanges},
@@ -121,7 +124,7 @@ impl FleetBuilder {
     }
 
     /// How long a worker is kept that was not heard of, if its registration
-    /// does not say (default: 10 s).
+    /// does not say (default: 10 s; from 1 ms to a day).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -153,8 +156,8 @@ impl FleetBuilder {
     ///
     /// # Errors
     ///
-    /// The default model cannot be made, or a time of the
-    /// [sets](Self::sets) is out of its range.
+    /// The default model cannot be made, or the [time to live](Self::ttl) or a
+    /// time of the [sets](Self::sets) is out of its range.
     pub fn build<S, M, C, F>(self, connect: C, compose: F) -> Result<Fleet<S, M>, Refused>
     where
         S: Clone + Send + 'static,
@@ -162,6 +165,7 @@ impl FleetBuilder {
         C: Fn(&Connect<'_>) -> Result<S, BoxError> + Send + Sync + 'static,
         F: Fn(Compose<'_, S>) -> Result<(M, Members), BoxError> + Send + Sync + 'static,
     {
+        check_ttl(self.ttl)?;
         let default_model = self.default_model.clone();
         let fleet = Fleet::of(Inner::new(
             Models::new(self.max_models),

@@ -17,6 +17,7 @@ use crate::{
     unwind::FirstPanic,
 };
 use ::metrics::Recorder;
+use http::Uri;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, mem,
@@ -63,12 +64,28 @@ pub(super) struct State<S, M> {
     pub(super) workers: BTreeMap<Id, Entry<S, M>>,
     /// Static workers that an operator has removed.
     removed: BTreeSet<Id>,
+    /// Where workers were that have left while the tracker counts requests
+    /// that they still have.
+    left: BTreeMap<Id, Uri>,
+    /// With so many it is looked which have none any more.
+    forget_left_at: usize,
 }
+
+/// As many workers that have left are kept in any case.
+const FEW_LEFT: usize = 64;
 
 impl<S, M> State<S, M> {
     pub(super) fn next(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    fn has_left(&mut self, id: &Id, url: Uri, tracker: &dyn Track) {
+        self.left.insert(id.clone(), url);
+        if self.left.len() > self.forget_left_at {
+            self.left.retain(|id, _| tracker.has(id));
+            self.forget_left_at = (2 * self.left.len()).max(FEW_LEFT);
+        }
     }
 
     pub(super) fn wanted(&self, id: &str) -> Option<&Wanted<S, M>> {
@@ -112,6 +129,8 @@ impl<S, M> Inner<S, M> {
                 next: 0,
                 workers: BTreeMap::new(),
                 removed: BTreeSet::new(),
+                left: BTreeMap::new(),
+                forget_left_at: FEW_LEFT,
             }),
             changed: Notifier::new(),
         }
@@ -145,6 +164,7 @@ impl<S: Clone, M> Inner<S, M> {
         let Placed::Here(mut place) = mem::replace(&mut entry.placed, Placed::Out) else {
             return;
         };
+        let mut gone = None;
         loop {
             let Some(entry) = state.workers.get_mut(id) else {
                 // Not reached: an entry that is out is removed by its thread.
@@ -154,6 +174,9 @@ impl<S: Clone, M> Inner<S, M> {
             let is_placed = place.as_ref().map(|place| place.revision);
             if wanted.map(|plan| plan.revision) == is_placed {
                 if wanted.is_none() {
+                    if let Some((url, tracker)) = gone.zip(self.tracker.as_deref()) {
+                        state.has_left(id, url, tracker);
+                    }
                     state.workers.remove(id);
                 } else {
                     entry.placed = Placed::Here(place);
@@ -161,9 +184,19 @@ impl<S: Clone, M> Inner<S, M> {
                 return;
             }
             let wanted = wanted.cloned();
+            let was = place.as_ref().map(|place| place.url.clone());
+            gone = was.or(gone).or_else(|| state.left.remove(id));
             drop(state);
             self.recorded(|| {
-                place = bring(id, place.take(), wanted.as_ref(), &self.around(), panic);
+                let around = self.around();
+                place = bring(
+                    id,
+                    place.take(),
+                    gone.as_ref(),
+                    wanted.as_ref(),
+                    &around,
+                    panic,
+                );
             });
             drop(wanted);
             state = lock(&self.state);
@@ -338,6 +371,8 @@ impl<S: Clone, M> Fleet<S, M> {
         });
         let learned = same.map(|known| known.learned.clone()).unwrap_or_default();
         let reported = same.and_then(|known| known.reported);
+        let good_for = inner.monitor.stale_after();
+        let knows_better = same.is_some_and(|known| known.reports_itself(good_for));
         let drained = known.is_some_and(|known| known.operator_drains);
         drop(state);
 
@@ -383,6 +418,7 @@ impl<S: Clone, M> Fleet<S, M> {
                 service,
                 signs,
                 config: learned.complete(&registration, given),
+                load: learned.load.clone().filter(|_| !knows_better),
                 draining: operator_drains || registration.draining,
                 models: claimed.into(),
             },
@@ -524,14 +560,7 @@ impl<S: Clone, M> Fleet<S, M> {
     /// Has the monitor take what is said of workers' load, without what is
     /// counted here.
     pub(super) fn observe_at(&self, events: &[LoadEvent<Id>], now: Instant) -> Observed {
-        let monitor = &self.inner.monitor;
-        if self.inner.tracker.is_none() {
-            return monitor.observe_all_at(events, now);
-        }
-        let rest = events.iter().map(|event| {
-            LoadEvent::new(event.worker.clone(), event.dp_rank).kv_used_blocks(event.kv_used_blocks)
-        });
-        monitor.observe_all_at(&rest.collect::<Vec<_>>(), now)
+        self.inner.around().observe(events, now)
     }
 
     /// What is sent to the workers, for those who look after them.

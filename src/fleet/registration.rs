@@ -15,7 +15,7 @@ pub const MAX_URL: usize = 2048;
 pub const MAX_MODELS: usize = 1024;
 
 /// The range of a [time to live](Origin::Reported).
-const TTL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
+const TTL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
 
 /// Who says that a worker is there, and so when it is there no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub enum Origin {
     /// else registers it, until an operator [removes](super::Fleet::remove) it.
     Static,
     /// The worker itself: it is removed when nothing was heard of it for this
-    /// long. A registration is heard, and a load event is.
+    /// long, from 1 ms to a day. A registration is heard, and a load event is.
     Reported(Duration),
     /// A discovery of this name: it is there until that says
     /// [otherwise](super::Fleet::leave).

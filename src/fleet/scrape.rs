@@ -1,10 +1,6 @@
 //! The load of workers that do not report it: their own metrics.
 
-use super::{
-    Fleet, Id, SignsOfLife,
-    fleet::WeakFleet,
-    worker::{Learned, Wanted},
-};
+use super::{Fleet, Id, SignsOfLife, fleet::WeakFleet, worker::Learned};
 use crate::{
     BoxError,
     busy::Observation,
@@ -25,6 +21,7 @@ use std::{
     fmt,
     future::{Future, poll_fn},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -92,8 +89,6 @@ type Next = (Id, Option<Result<EngineReport, ScrapeError>>, Reports);
 struct Read {
     incarnation: u64,
     abort: AbortHandle,
-    /// The last one that was of use, when it was read, and what it was of.
-    report: Option<(EngineReport, Instant, WorkerConfig)>,
 }
 
 impl Drop for Read {
@@ -137,16 +132,16 @@ async fn read<S: Clone, M>(
                 };
                 workers.retain(|id, read| is_there(id, read));
                 for worker in now {
-                    if let Some(read) = workers.get_mut(&worker.id) {
-                        read.again(&fleet, &worker);
-                    } else if let Some(stream) = poller(&fleet, &worker) {
+                    if workers.contains_key(&worker.id) {
+                        continue;
+                    }
+                    if let Some(stream) = poller(&fleet, &worker) {
                         let (abort, registration) = AbortHandle::new_pair();
                         let next = next_of(worker.id.clone(), stream);
                         reports.push(Abortable::new(next, registration));
                         let read = Read {
                             incarnation: worker.incarnation,
                             abort,
-                            report: None,
                         };
                         workers.insert(worker.id, read);
                     }
@@ -178,24 +173,11 @@ struct Looked<S> {
     id: Id,
     incarnation: u64,
     service: S,
-    config: WorkerConfig,
-    /// It has reported its load itself, and that is still good.
-    reports_itself: bool,
-}
-
-impl<S, M> Wanted<S, M> {
-    fn reports_itself(&self, good_for: Option<Duration>) -> bool {
-        self.reported.is_some_and(|at| match good_for {
-            Some(good_for) => at.elapsed() < good_for,
-            None => true,
-        })
-    }
 }
 
 impl<S: Clone, M> Fleet<S, M> {
     /// All workers, by id.
     fn looked(&self) -> Vec<Looked<S>> {
-        let good_for = self.inner.monitor.stale_after();
         let state = lock(&self.inner.state);
         let workers = state.workers.iter();
         let workers = workers.filter_map(|(id, entry)| {
@@ -204,8 +186,6 @@ impl<S: Clone, M> Fleet<S, M> {
                 id: id.clone(),
                 incarnation: wanted.plan.incarnation,
                 service: wanted.plan.service.clone(),
-                config: wanted.plan.config.clone(),
-                reports_itself: wanted.reports_itself(good_for),
             })
         });
         workers.collect()
@@ -217,9 +197,9 @@ impl<S: Clone, M> Fleet<S, M> {
         (plan.incarnation == incarnation).then(|| plan.signs.clone())
     }
 
-    /// The configuration of a worker whose metrics say this of its capacity,
-    /// for what its registration does not say. `None` if the worker has gone,
-    /// is another one, or knows better.
+    /// Takes what the metrics of a worker say. Returns its configuration if
+    /// that is as it was, and its load is to be taken. `None` if the worker has
+    /// gone, is another one, or knows better.
     fn learn(&self, id: &Id, incarnation: u64, learned: Learned) -> Option<WorkerConfig> {
         let inner = &*self.inner;
         let mut state = lock(&inner.state);
@@ -231,12 +211,15 @@ impl<S: Clone, M> Fleet<S, M> {
         }
         let given = worker.registration.check(inner.default_model.as_deref());
         let config = learned.complete(&worker.registration, given.ok()?.given);
+        worker.plan.load = learned.load.clone();
         worker.learned = learned;
         if config != worker.plan.config {
-            worker.plan.config = config.clone();
+            // With its load, that is.
+            worker.plan.config = config;
             worker.plan.revision = revision;
             drop(state);
             inner.settled([id.clone()]);
+            return None;
         }
         Some(config)
     }
@@ -251,32 +234,23 @@ fn next_of(id: Id, mut reports: Reports) -> BoxFuture<'static, Next> {
 }
 
 impl Read {
-    fn take<S: Clone, M>(&mut self, fleet: &Fleet<S, M>, id: &Id, report: EngineReport) {
+    fn take<S: Clone, M>(&self, fleet: &Fleet<S, M>, id: &Id, report: EngineReport) {
         if let Some(signs) = fleet.signs(id, self.incarnation) {
             signs.reached();
             signs.alive();
         }
-        let ranks = report.ranks().iter().map(|rank| rank.dp_rank);
+        let now = Instant::now();
+        let ranks = report.ranks().iter().map(|rank| rank.dp_rank).collect();
+        let blocks = report.kv_blocks().unwrap_or(STAND_IN_BLOCKS);
+        let loads: Arc<dyn Fn(&Id, &WorkerConfig) -> Vec<_> + Send + Sync> =
+            Arc::new(move |id, config| report.loads(id, config, WaitingTokens::default()));
         let learned = Learned {
-            kv_total_blocks: Some(report.kv_blocks().unwrap_or(STAND_IN_BLOCKS)),
-            dp_ranks: Some(ranks.collect()),
+            kv_total_blocks: Some(blocks),
+            dp_ranks: Some(ranks),
+            load: Some((now, loads.clone())),
         };
         if let Some(config) = fleet.learn(id, self.incarnation, learned) {
-            let now = Instant::now();
-            fleet.observe_at(&report.loads(id, &config, WaitingTokens::default()), now);
-            self.report = Some((report, now, config));
-        }
-    }
-
-    /// What was read is a share, and the blocks may be others now.
-    fn again<S: Clone, M>(&mut self, fleet: &Fleet<S, M>, worker: &Looked<S>) {
-        let Some((report, read_at, config)) = &mut self.report else {
-            return;
-        };
-        if *config != worker.config && !worker.reports_itself {
-            *config = worker.config.clone();
-            let loads = report.loads(&worker.id, config, WaitingTokens::default());
-            fleet.observe_at(&loads, *read_at);
+            fleet.observe_at(&loads(id, &config), now);
         }
     }
 }

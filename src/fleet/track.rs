@@ -14,4 +14,8 @@ where
     fn hand_over(&self, id: &Id) {
         LoadTracker::hand_over(self, id);
     }
+
+    fn has(&self, id: &Id) -> bool {
+        LoadTracker::has(self, id)
+    }
 }

@@ -1,14 +1,14 @@
 //! What is to be of a worker, what is, and how the one becomes the other.
 
-use super::{Id, Origin, Registration, SignsOfLife, model::Served};
+use super::{Id, Origin, Registration, SignsOfLife, model::Served, registration::is_same_url};
 use crate::{
     busy::DrainMark,
-    load::{WorkerConfig, WorkerMonitor},
+    load::{LoadEvent, Observed, WorkerConfig, WorkerMonitor},
     status::KnownModels,
     unwind::FirstPanic,
 };
 use http::Uri;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 /// What is known under one id. It outlives the worker until all that it has
@@ -50,13 +50,31 @@ pub(super) struct Wanted<S, M> {
     pub(super) plan: Plan<S, M>,
 }
 
-/// What the metrics of a worker say of its capacity, for what its registration
-/// does not.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+impl<S, M> Wanted<S, M> {
+    /// Whether it has reported its load itself, and that is still good.
+    pub(super) fn reports_itself(&self, good_for: Option<Duration>) -> bool {
+        self.reported.is_some_and(|at| match good_for {
+            Some(good_for) => at.elapsed() < good_for,
+            None => true,
+        })
+    }
+}
+
+/// What the metrics of a worker say.
+#[derive(Clone, Default)]
 pub(super) struct Learned {
+    /// Its capacity, for what its registration does not say.
     pub(super) kv_total_blocks: Option<u64>,
     pub(super) dp_ranks: Option<Vec<u32>>,
+    pub(super) load: Option<Reading>,
 }
+
+/// When the load was read, and what it is of a worker that is configured so:
+/// what is read is a share.
+pub(super) type Reading = (
+    Instant,
+    Arc<dyn Fn(&Id, &WorkerConfig) -> Vec<LoadEvent<Id>> + Send + Sync>,
+);
 
 impl Learned {
     /// The configuration of a worker that is registered so.
@@ -85,6 +103,8 @@ pub(super) struct Plan<S, M> {
     pub(super) service: S,
     pub(super) signs: SignsOfLife,
     pub(super) config: WorkerConfig,
+    /// Its load by its metrics, unless it knows better.
+    pub(super) load: Option<Reading>,
     pub(super) draining: bool,
     pub(super) models: Arc<[Arc<Served<S, M>>]>,
 }
@@ -98,6 +118,7 @@ impl<S: Clone, M> Clone for Plan<S, M> {
             service: self.service.clone(),
             signs: self.signs.clone(),
             config: self.config.clone(),
+            load: self.load.clone(),
             draining: self.draining,
             models: self.models.clone(),
         }
@@ -107,6 +128,7 @@ impl<S: Clone, M> Clone for Plan<S, M> {
 /// What a worker was given.
 pub(super) struct Place<S, M> {
     pub(super) revision: u64,
+    pub(super) url: Uri,
     incarnation: u64,
     signs: SignsOfLife,
     models: Arc<[Arc<Served<S, M>>]>,
@@ -121,12 +143,29 @@ pub(super) struct Around<'a> {
     pub(super) known: Option<&'a KnownModels>,
 }
 
+impl Around<'_> {
+    /// Has the monitor take what is said of workers' load, without what the
+    /// tracker counts.
+    pub(super) fn observe(&self, events: &[LoadEvent<Id>], now: Instant) -> Observed {
+        if self.tracker.is_none() {
+            return self.monitor.observe_all_at(events, now);
+        }
+        let rest = events.iter().map(|event| {
+            LoadEvent::new(event.worker.clone(), event.dp_rank).kv_used_blocks(event.kv_used_blocks)
+        });
+        let rest: Vec<_> = rest.collect();
+        self.monitor.observe_all_at(&rest, now)
+    }
+}
+
 /// A [`LoadTracker`](crate::load::tracker::LoadTracker), whatever its cost is.
 pub(super) trait Track: Send + Sync {
     /// The worker was configured with these ranks, perhaps after it was away.
     fn configured(&self, id: &Id, ranks: &[u32]);
     /// The id is another worker's from now on.
     fn hand_over(&self, id: &Id);
+    /// Whether it counts anything of the worker, there or not.
+    fn has(&self, id: &Id) -> bool;
 }
 
 /// Brings a worker from what it was given to what it is to have. The order is
@@ -137,10 +176,14 @@ pub(super) trait Track: Send + Sync {
 /// - what comes is judged and drained before it can be chosen;
 /// - the marks of a new drain are there before the old ones go.
 ///
+/// `before` is where the worker was that left under this id: requests that it
+/// still has are load of the one that comes if that is the same.
+///
 /// Each step runs, whatever a waker of another one does.
 pub(super) fn bring<S: Clone, M>(
     id: &Id,
     was: Option<Place<S, M>>,
+    before: Option<&Uri>,
     to: Option<&Plan<S, M>>,
     around: &Around<'_>,
     panic: &mut FirstPanic,
@@ -168,15 +211,17 @@ pub(super) fn bring<S: Clone, M>(
         }
         if !stays {
             was.signs.end();
-            if let Some(tracker) = around.tracker {
-                panic.catch(|| tracker.hand_over(id));
-            }
         }
     }
     let Some(to) = to else {
         panic.catch(|| drop(was));
         return None;
     };
+    let before = was.as_ref().map(|was| &was.url).or(before);
+    let is_another = before.is_some_and(|before| !is_same_url(before, &to.url));
+    if let Some(tracker) = around.tracker.filter(|_| is_another) {
+        panic.catch(|| tracker.hand_over(id));
+    }
     for model in &*to.models {
         panic.catch(|| model.join(around.monitor, around.known));
     }
@@ -187,6 +232,11 @@ pub(super) fn bring<S: Clone, M>(
             .configure(id.clone(), to.config.clone(), names);
         debug_assert!(configured.is_ok(), "they have just joined");
     });
+    if let Some((read_at, loads)) = &to.load {
+        panic.catch(|| {
+            around.observe(&loads(id, &to.config), *read_at);
+        });
+    }
     if let Some(tracker) = around.tracker {
         panic.catch(|| tracker.configured(id, to.config.ranks()));
     }
@@ -206,6 +256,7 @@ pub(super) fn bring<S: Clone, M>(
     panic.catch(|| drop(was));
     Some(Place {
         revision: to.revision,
+        url: to.url.clone(),
         incarnation: to.incarnation,
         signs: to.signs.clone(),
         models: to.models.clone(),

@@ -92,6 +92,7 @@ mod drive;
 mod events;
 mod few;
 mod follow;
+mod gauges;
 mod monitor;
 mod rank;
 mod schedule;

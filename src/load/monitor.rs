@@ -2,6 +2,7 @@ use super::{
     DropReason, LoadEvent, ModelThresholds, Thresholds, ThresholdsHandle, WorkerConfig,
     WorkerCounts,
     few::Few,
+    gauges::{self, RankGauges},
     rank::{Capacity, Clock, FreshCounts, Moment, RankLoad, Signals, worker_busy_until},
     thresholds,
 };
@@ -35,6 +36,7 @@ pub struct WorkerMonitor<K> {
 pub struct WorkerMonitorBuilder {
     stale_after: Option<Duration>,
     prefix: Prefix,
+    worker_gauges: bool,
 }
 
 impl WorkerMonitorBuilder {
@@ -53,6 +55,16 @@ impl WorkerMonitorBuilder {
         self
     }
 
+    /// Whether the load of each worker is shown by gauges of the installed
+    /// recorder (default: yes). Their series cannot end: those of a worker that
+    /// is gone show 0. Where workers come under ever new ids, switch them off,
+    /// and add [`WorkerMonitor::worker_gauges`] to what is scraped.
+    #[must_use]
+    pub fn worker_gauges(mut self, shown: bool) -> Self {
+        self.worker_gauges = shown;
+        self
+    }
+
     /// A monitor without models and workers.
     pub fn build<K: WorkerId>(self) -> WorkerMonitor<K> {
         let dropped = |reason: DropReason| {
@@ -68,6 +80,7 @@ impl WorkerMonitorBuilder {
                 dropped_unregistered: dropped(DropReason::UnregisteredWorker),
                 dropped_undeclared: dropped(DropReason::UndeclaredRank),
                 prefix: self.prefix,
+                worker_gauges: self.worker_gauges,
                 state: Mutex::new(State {
                     workers: HashMap::new(),
                     models: Models::default(),
@@ -84,6 +97,8 @@ struct Inner<K> {
     clock: Clock,
     stale_after: Option<Duration>,
     prefix: Prefix,
+    /// Whether they are the recorder's.
+    worker_gauges: bool,
     thresholds: ModelThresholds,
     /// Counts stored threshold changes; read without a lock by every event.
     changes: Arc<AtomicU64>,
@@ -174,48 +189,6 @@ struct Seat {
     model: ModelId,
     busy_until: Moment,
     missing: [bool; 3],
-}
-
-struct RankGauges {
-    active_decode_blocks: Gauge,
-    kv_used_blocks: Gauge,
-    active_prefill_tokens: Gauge,
-}
-
-impl RankGauges {
-    fn new(prefix: &Prefix, worker: &str, dp_rank: u32, worker_type: &str) -> Self {
-        let dp_rank = dp_rank.to_string();
-        let labels = [worker, &dp_rank, worker_type];
-        Self {
-            active_decode_blocks: metrics::WORKER_DECODE_BLOCKS.gauge(prefix, &labels),
-            kv_used_blocks: metrics::WORKER_KV_USED_BLOCKS.gauge(prefix, &labels),
-            active_prefill_tokens: metrics::WORKER_PREFILL_TOKENS.gauge(prefix, &labels),
-        }
-    }
-
-    fn report<K>(&self, event: &LoadEvent<K>) {
-        let set = |gauge: &Gauge, count: Option<u64>| {
-            if let Some(count) = count {
-                gauge.set(count as f64);
-            }
-        };
-        set(&self.active_decode_blocks, event.active_decode_blocks);
-        set(&self.kv_used_blocks, event.kv_used_blocks);
-        set(&self.active_prefill_tokens, event.active_prefill_tokens);
-    }
-
-    fn restore(&self, load: &RankLoad) {
-        let [blocks, used, tokens] = load.last_reported();
-        self.active_decode_blocks.set(blocks as f64);
-        self.kv_used_blocks.set(used as f64);
-        self.active_prefill_tokens.set(tokens as f64);
-    }
-
-    fn retire(&self) {
-        self.active_decode_blocks.set(0.0);
-        self.kv_used_blocks.set(0.0);
-        self.active_prefill_tokens.set(0.0);
-    }
 }
 
 /// A place in [`Models`]. The stamp tells a model from a later one that has
@@ -754,6 +727,7 @@ impl WorkerMonitor<()> {
         WorkerMonitorBuilder {
             stale_after: Some(DEFAULT_STALE_AFTER),
             prefix: Prefix::default(),
+            worker_gauges: true,
         }
     }
 }
@@ -965,7 +939,10 @@ impl<K: WorkerId> WorkerMonitor<K> {
         let gauges: Vec<_> = config
             .ranks()
             .iter()
-            .map(|&rank| RankGauges::new(&self.inner.prefix, &label, rank, config.label()))
+            .map(|&rank| match self.inner.worker_gauges {
+                true => RankGauges::new(&self.inner.prefix, &label, rank, config.label()),
+                false => RankGauges::none(),
+            })
             .collect();
 
         let mut state = lock(&self.inner.state);
@@ -1055,6 +1032,35 @@ impl<K: WorkerId> WorkerMonitor<K> {
         }
         counts.insert(worker, new.clone());
         new
+    }
+
+    /// The load of each rank of the workers that are there, as they last
+    /// reported it, in the text format of Prometheus: the same gauges as
+    /// [those of the recorder](WorkerMonitorBuilder::worker_gauges), which are
+    /// then to be off. The series of a worker end when it is removed.
+    ///
+    /// Costs a copy of all ranks, under the monitor's lock.
+    pub fn worker_gauges(&self) -> String {
+        let state = lock(&self.inner.state);
+        let workers = state.workers.iter();
+        let workers = workers.filter_map(|(key, entry)| Some((key, entry.worker.as_ref()?)));
+        let ranks = workers.flat_map(|(key, worker)| {
+            let ranks = worker.ranks.iter();
+            ranks.map(move |rank| (key, rank.dp_rank, worker.config.label(), rank.load))
+        });
+        let ranks = ranks.map(|(key, dp_rank, label, load)| {
+            (key.clone(), dp_rank, label.to_owned(), load.last_reported())
+        });
+        let ranks: Vec<_> = ranks.collect();
+        drop(state);
+        let rows = ranks.into_iter();
+        let rows = rows.map(|(key, dp_rank, worker_type, counts)| gauges::Row {
+            worker: key.to_string(),
+            dp_rank,
+            worker_type,
+            counts,
+        });
+        gauges::text(&self.inner.prefix, rows.collect())
     }
 
     /// Forgets a worker and all its state: its marks fall, its gauges show 0,

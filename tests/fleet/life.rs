@@ -58,7 +58,10 @@ async fn each_worker_says_for_how_long_it_is_good() {
     fleet.put("b", ttl(2)).unwrap();
     pass(2).await;
     assert!(ids(&fleet).is_empty());
-    assert_eq!(kind(fleet.put("a", ttl(3601))), Some(RefusedKind::Invalid));
+    assert_eq!(
+        kind(fleet.put("a", ttl(24 * 60 * 60 + 1))),
+        Some(RefusedKind::Invalid)
+    );
     drop(fleet);
     expiry.await.unwrap();
 }
@@ -197,4 +200,24 @@ async fn what_is_refused_changes_nothing() {
     );
     assert_eq!(ids(&fleet), ["a"]);
     assert_eq!(fleet.models().len(), 1);
+}
+
+#[tokio::test]
+async fn a_worker_that_comes_back_has_the_requests_that_it_still_has() {
+    let Setup { fleet, tracker, .. } = setup(|builder| builder.default_model("tiny"));
+    let counted = || tracker.counts("a".into()).prefill_tokens();
+    fleet.register("a", at(1), heard()).unwrap();
+    let Answer::From(_, running) = request(&fleet, "tiny").await else {
+        panic!("it is free");
+    };
+    fleet.remove("a");
+    fleet.register("a", at(1), heard()).unwrap();
+    let view = fleet.worker("a").unwrap();
+    assert_eq!(view.ranks[0].active_prefill_tokens, Some(TOKENS));
+    // It is another one that comes back elsewhere.
+    fleet.remove("a");
+    fleet.register("a", at(2), heard()).unwrap();
+    assert_eq!(counted(), 0);
+    drop(running);
+    assert_eq!(counted(), 0);
 }

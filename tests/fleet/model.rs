@@ -119,7 +119,7 @@ struct Worker {
     origin: Origin,
     operator_drains: bool,
     heard: Instant,
-    /// Another one with each URL.
+    /// Another one with each URL, also if it has left in between.
     incarnation: usize,
 }
 
@@ -133,7 +133,8 @@ impl Worker {
 struct Model {
     workers: BTreeMap<&'static str, Worker>,
     removed: BTreeSet<&'static str>,
-    incarnations: usize,
+    /// Where each worker was last, and which one that was.
+    last: BTreeMap<&'static str, (u16, usize)>,
     running: Vec<(usize, Box<dyn Any>)>,
 }
 
@@ -190,8 +191,10 @@ impl Model {
     fn put(&mut self, id: &'static str, facts: Facts, origin: Origin, drains: Option<bool>) {
         self.removed.remove(id);
         let known = self.workers.remove(id);
-        let moved = known.as_ref().is_none_or(|it| it.facts.port != facts.port);
-        self.incarnations += usize::from(moved);
+        let next = self.last.values().map(|(_, which)| which + 1).max();
+        let last = self.last.get(id).filter(|(port, _)| *port == facts.port);
+        let incarnation = last.map_or(next.unwrap_or_default(), |(_, which)| *which);
+        self.last.insert(id, (facts.port, incarnation));
         let worker = Worker {
             origin: match &known {
                 Some(known) if known.origin == Origin::Static => Origin::Static,
@@ -200,10 +203,7 @@ impl Model {
             operator_drains: drains
                 .unwrap_or_else(|| known.as_ref().is_some_and(|known| known.operator_drains)),
             heard: Instant::now(),
-            incarnation: match &known {
-                Some(known) if !moved => known.incarnation,
-                _ => self.incarnations,
-            },
+            incarnation,
             facts,
         };
         self.workers.insert(id, worker);

@@ -13,7 +13,7 @@ use std::{
 use tower::{Service, ServiceExt};
 use tower_layer::Layer;
 use tower_overload::{
-    busy::RosterChanges,
+    busy::{BusySet, RosterChanges},
     error::{ServiceOverloaded, Unavailable},
     fleet::{Compose, Connect, Fleet, FleetBuilder, Id, Refused, RefusedKind},
     load::{
@@ -68,13 +68,15 @@ pub struct Setup {
     pub tracker: LoadTracker<Id, CostFn>,
 }
 
-/// One with these options, whose monitor does not forget.
+/// One with these options, whose monitor does not forget and whose busy workers
+/// are not probed.
 pub fn setup(options: impl FnOnce(FleetBuilder) -> FleetBuilder) -> Setup {
     let monitor = WorkerMonitor::<()>::builder().stale_after(None).build();
     let tracker = LoadTracker::new(monitor.clone(), cost as CostFn);
     let layers = tracker.clone();
     let builder = FleetBuilder::new()
         .monitor(monitor.clone())
+        .sets(BusySet::<Id>::builder().probe_after(None))
         .tracker(tracker.clone());
     let connect = move |worker: &Connect<'_>| {
         if worker.url.host() == Some("none") {

@@ -13,6 +13,11 @@ const PUT: Method = Method::PUT;
 const POST: Method = Method::POST;
 const GET: Method = Method::GET;
 const DELETE: Method = Method::DELETE;
+const PATCH: Method = Method::PATCH;
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
 
 impl Fleet {
     /// The status and the body of an answer.
@@ -61,7 +66,7 @@ async fn a_registration_is_answered_with_the_workers_object() {
         })
     };
     let expected = json!({
-        "id": "b", "url": NOWHERE, "eligible": true, "busy": false, "leased": false,
+        "id": "b", "url": NOWHERE, "origin": "reported", "eligible": true, "busy": false, "leased": false,
         "unreachable": false, "failing": false, "draining": false, "marks": [],
         "ranks": [rank(0), rank(1)],
         "kv_total_blocks": 4096, "max_num_batched_tokens": 8192, "models": ["tiny"],
@@ -91,7 +96,7 @@ async fn bad_requests_say_what_is_wrong_and_change_nothing() {
     let worker = |member: &str| format!(r#"{{"url": "http://127.0.0.1:2", {member}}}"#);
     let good = worker(r#""dp_ranks": [0]"#);
     let long = "x".repeat(257);
-    let too_many: Vec<String> = (0..65).map(|n| format!("m{n}")).collect();
+    let too_many: Vec<String> = (0..1025).map(|n| format!("m{n}")).collect();
     let mut cases = vec![
         (400, PUT, "/workers/a", JSON, "{".to_owned()),
         (400, PUT, "/workers/a", JSON, String::new()),
@@ -101,11 +106,13 @@ async fn bad_requests_say_what_is_wrong_and_change_nothing() {
         (415, PUT, "/workers/a", &[], good.clone()),
         (422, PUT, "/workers/a", JSON, "[]".into()),
         (422, PUT, "/workers/a", JSON, "null".into()),
-        (422, PUT, "/workers/a", JSON, "{}".into()),
+        (422, PUT, "/workers/b", JSON, "{}".into()),
         (422, PUT, "/workers/a", JSON, r#"{"url": 7}"#.into()),
         (405, POST, "/workers", JSON, good.clone()),
         (405, POST, "/workers/a", JSON, good.clone()),
-        (405, GET, "/workers/a", JSON, String::new()),
+        (404, GET, "/workers/b", JSON, String::new()),
+        (404, PATCH, "/workers/b", JSON, good.clone()),
+        (400, DELETE, "/workers/a?leaving=1", JSON, String::new()),
         (404, DELETE, "/workers/b", JSON, String::new()),
         (404, PUT, "/workers/", JSON, good.clone()),
         (404, GET, "/", JSON, String::new()),
@@ -127,14 +134,7 @@ async fn bad_requests_say_what_is_wrong_and_change_nothing() {
     ];
     let long_id = format!("/workers/{long}");
     cases.push((422, PUT, &long_id, JSON, good.clone()));
-    for url in [
-        "",
-        "127.0.0.1:1",
-        "https://a",
-        "http://",
-        "http://a?b",
-        "/x",
-    ] {
+    for url in ["", "127.0.0.1:1", "ftp://a", "http://", "http://a?b", "/x"] {
         let body = json!({"url": url}).to_string();
         cases.push((422, PUT, "/workers/a", JSON, body));
     }
@@ -152,6 +152,11 @@ async fn bad_requests_say_what_is_wrong_and_change_nothing() {
         r#""max_num_batched_tokens": -1"#,
         r#""max_num_batched_tokens": 0.5"#,
         r#""draining": "yes""#,
+        r#""ttl_ms": 0"#,
+        r#""ttl_ms": -1"#,
+        r#""loras": ["sql"]"#,
+        r#""loras": {"sql": "huge"}"#,
+        r#""loras": {"sql": "tiny", "sql": "tiny"}"#,
         r#""models": []"#,
         r#""models": [""]"#,
         r#""models": ["m", "m"]"#,
@@ -245,14 +250,11 @@ async fn the_same_url_keeps_the_load_and_another_is_a_fresh_worker() {
     assert_eq!(same["busy"], true);
     assert_eq!(same["ranks"][0]["kv_used_blocks"], 60);
     assert_eq!(same["ranks"][0]["active_prefill_tokens"], 5);
-    assert_eq!(
-        same["max_num_batched_tokens"],
-        json!(null),
-        "absent is unknown"
-    );
+    assert_eq!(same["max_num_batched_tokens"], json!(10), "absent stays");
 
+    let unknown = json!({"kv_total_blocks": null});
     let unknown = fleet
-        .register("a", &format!("{}/", stub.url), json!({}))
+        .register("a", &format!("{}/", stub.url), unknown)
         .await;
     assert_eq!(unknown["kv_total_blocks"], json!(null));
     assert_eq!(
@@ -500,4 +502,91 @@ async fn clients_cannot_reach_what_is_for_operators_nor_the_other_way_round() {
         let (status, answer) = fleet.ask(POST, path, JSON, &prompt(1).to_string()).await;
         assert_eq!(status, 404, "{path}: {answer}");
     }
+}
+
+#[tokio::test]
+async fn an_update_changes_what_it_names_and_nothing_else() {
+    let fleet = Fleet::empty().await;
+    let known = json!({"kv_total_blocks": 100, "max_num_batched_tokens": 10, "dp_ranks": [0, 1]});
+    let before = fleet.register("a", NOWHERE, known).await;
+    for method in [PUT, PATCH] {
+        let draining = |draining: bool| json!({ "draining": draining }).to_string();
+        let (status, drained) = fleet
+            .ask(method.clone(), "/workers/a", JSON, &draining(true))
+            .await;
+        assert_eq!(status, 200, "{drained}");
+        let drained = parsed(&drained);
+        assert_eq!(drained["draining"], true);
+        for member in ["url", "kv_total_blocks", "max_num_batched_tokens", "ranks"] {
+            assert_eq!(drained[member], before[member], "{member}");
+        }
+        let (status, back) = fleet
+            .ask(method, "/workers/a", JSON, &draining(false))
+            .await;
+        assert_eq!((status, parsed(&back)), (200, before.clone()));
+    }
+    let (status, read) = fleet.ask(GET, "/workers/a", &[], "").await;
+    assert_eq!((status, parsed(&read)), (200, before));
+}
+
+#[tokio::test]
+async fn a_static_worker_that_was_deleted_is_brought_back_by_an_operator_alone() {
+    let fleet = Fleet::start(GatewayConfig {
+        workers: vec![("a".into(), NOWHERE.parse().unwrap())],
+        ..GatewayConfig::default()
+    })
+    .await;
+    // It says itself that it goes, and is expected back.
+    let (status, stays) = fleet.ask(DELETE, "/workers/a?leaving=true", &[], "").await;
+    assert_eq!(status, 200, "{stays}");
+    assert_eq!(fleet.worker("a").await.unwrap()["origin"], "static");
+
+    let (status, said) = fleet.ask(DELETE, "/workers/a", &[], "").await;
+    assert_eq!(status, 200);
+    let said = parsed(&said);
+    assert_eq!(said["removed"], "a");
+    assert!(said["message"].as_str().unwrap().contains("PUT"), "{said}");
+    let put = |ttl: Value| json!({"url": NOWHERE, "ttl_ms": ttl}).to_string();
+    let (status, refused) = fleet.ask(PUT, "/workers/a", JSON, &put(json!(9000))).await;
+    assert_eq!(status, 409, "{refused}");
+    assert!(refused.contains("operator"), "{refused}");
+    assert!(fleet.worker("a").await.is_none());
+    assert_eq!(
+        fleet
+            .ask(PUT, "/workers/a", JSON, &put(Value::Null))
+            .await
+            .0,
+        200
+    );
+    assert_eq!(fleet.worker("a").await.unwrap()["origin"], "static");
+}
+
+#[tokio::test]
+async fn requests_for_an_adapter_go_to_the_worker_that_has_it() {
+    let fleet = Fleet::empty().await;
+    let stub = Stub::answering(200, &[]).await;
+    let adapter = json!({"models": ["large"], "loras": {"sql": "large"}});
+    let worker = fleet.register("a", &stub.url, adapter).await;
+    assert_eq!(worker["models"], json!(["large", "sql"]));
+    let ask = json!({"model": "sql", "prompt": "word"});
+    let answer = fleet.public.post(COMPLETIONS, &ask).await;
+    assert_eq!((answer.status(), stub.calls()), (StatusCode::OK, 1));
+}
+
+#[tokio::test]
+async fn the_series_of_workers_that_are_gone_end() {
+    let fleet = Fleet::empty().await;
+    for n in 0..20 {
+        let id = format!("w{n}");
+        fleet.register(&id, NOWHERE, json!({})).await;
+        fleet
+            .post_load(json!({"worker": &id, "kv_used_blocks": 1}))
+            .await;
+        let path = format!("/workers/{id}");
+        assert_eq!(fleet.ask(DELETE, &path, &[], "").await.0, 204);
+    }
+    fleet.register("stays", NOWHERE, json!({})).await;
+    let metrics = fleet.metrics().await;
+    let of_workers = metrics.lines().filter(|line| line.contains("worker_id="));
+    assert_eq!(of_workers.count(), 3, "{metrics}");
 }

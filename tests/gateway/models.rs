@@ -241,7 +241,7 @@ async fn what_an_operator_sees_of_an_idle_gateway_is_true() {
     let is_eligible = async || fleet.worker("a").await.unwrap()["eligible"] == true;
     assert_eq!(counts().await, [0, 0, 0]);
     let capacity = json!({"kv_total_blocks": 10});
-    fleet.register("a", &stub.url, capacity.clone()).await;
+    fleet.register("a", &stub.url, capacity).await;
     eventually("it is there", async || counts().await == [1, 1, 1]).await;
 
     let post = async |path: &str, body: Value| {
@@ -263,7 +263,8 @@ async fn what_an_operator_sees_of_an_idle_gateway_is_true() {
     let draining = json!({"kv_total_blocks": 10, "draining": true});
     fleet.register("a", &stub.url, draining).await;
     eventually("it drains", async || counts().await == [1, 0, 0]).await;
-    fleet.register("a", &stub.url, capacity).await;
+    let back = json!({"draining": false});
+    fleet.register("a", &stub.url, back).await;
     eventually("it is back", async || counts().await == [1, 1, 1]).await;
     let gone = fleet.admin.send(Method::DELETE, "/workers/a", &[], "");
     assert_eq!(gone.await.unwrap().status(), StatusCode::NO_CONTENT);

@@ -44,6 +44,8 @@ pub struct Registration {
     pub draining: bool,
     /// What it serves.
     pub models: Vec<String>,
+    /// How long it is good for when nothing is heard of it, in ms.
+    pub ttl_ms: u64,
 }
 
 /// One event of `POST /worker_load`.
@@ -106,14 +108,14 @@ impl AdminClient {
         Ok(serde_json::from_slice(&answer)?)
     }
 
-    /// Removes the worker.
+    /// Says that the worker goes.
     ///
     /// # Errors
     ///
     /// As [`put_worker`](AdminClient::put_worker).
     pub async fn delete_worker(&self, id: &str) -> Result<(), BoxError> {
-        self.send(Method::DELETE, &worker_path(id), Vec::new())
-            .await?;
+        let path = worker_path(id) + "?leaving=true";
+        self.send(Method::DELETE, &path, Vec::new()).await?;
         Ok(())
     }
 
@@ -325,6 +327,7 @@ mod tests {
             max_num_batched_tokens: 20,
             draining: false,
             models: vec!["tiny".into()],
+            ttl_ms: 10_000,
         }
     }
 

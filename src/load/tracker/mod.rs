@@ -225,6 +225,12 @@ impl<K: WorkerId, C, T> LoadTracker<K, C, T> {
         worker.counts().clone().owned_by(Arc::new(worker))
     }
 
+    /// Whether anything of the worker is there: a layer, a service, a request
+    /// or a handle.
+    pub(crate) fn has(&self, worker: &K) -> bool {
+        self.fleet.get(worker).is_some()
+    }
+
     /// Reports again what runs on a worker, such as after the monitor has
     /// forgotten it. Without running requests there is nothing to report.
     pub fn report(&self, worker: &K) {

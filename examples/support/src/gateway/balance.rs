@@ -2,7 +2,7 @@
 
 use super::{
     stack::{Id, Upstream},
-    tracking::Tracking,
+    worker::Tracker,
 };
 use clap::ValueEnum;
 use tower_overload::{
@@ -66,14 +66,14 @@ pub(super) struct AffinityKey(pub(super) u64);
 #[derive(Clone, Debug)]
 pub(super) struct Loads {
     monitor: WorkerMonitor<Id>,
-    tracking: Option<Tracking>,
+    tracker: Option<Tracker>,
 }
 
 impl Loads {
-    pub(super) fn new(monitor: &WorkerMonitor<Id>, tracking: Option<&Tracking>) -> Self {
+    pub(super) fn new(monitor: &WorkerMonitor<Id>, tracker: Option<&Tracker>) -> Self {
         Self {
             monitor: monitor.clone(),
-            tracking: tracking.cloned(),
+            tracker: tracker.cloned(),
         }
     }
 
@@ -100,8 +100,8 @@ impl Loads {
     }
 
     fn of(&self, worker: &Id, by: ByLoad) -> Box<dyn WorkerLoad<Upstream>> {
-        if let Some(tracking) = &self.tracking {
-            return Box::new(tracking.counts(worker).by(by.known));
+        if let Some(tracker) = &self.tracker {
+            return Box::new(tracker.counts(worker.clone()).by(by.known));
         }
         let counts = self.monitor.counts(worker.clone());
         Box::new(counts.by(by.known).and_sent(move |request: &Upstream| {

@@ -2,52 +2,47 @@
 //!
 //! ```text
 //! clients ─▶ public: read, find the model ─▶ stack of the model ─▶ workers
-//! workers ─▶ admin:  registrations, load ──▶ registry ─▶ rosters, monitor, marks
+//! workers ─▶ admin:  registrations, load ──▶ fleet ─▶ pools, monitor, marks
 //!         or NATS:   the same ───────────────┘
 //! ```
 //!
-//! The stack of a model is `stack` in `stack.rs`, a few lines. The admin API
-//! is on an address of its own.
+//! The stack of a model is `stack` in `stack.rs`, a few lines, and the fleet is
+//! made in [`Gateway::on`]. The admin API is on an address of its own.
 
 mod admin;
 mod balance;
 mod body;
-mod fleet;
-mod json;
 mod limits;
+mod metrics;
 mod observer;
 mod options;
 mod pages;
 mod public;
 mod reading;
-mod registry;
-mod scrape;
-mod signs;
 mod stack;
-mod tracking;
+mod worker;
 
 pub use balance::Balance;
 pub use limits::WorkerLimits;
 pub use observer::Observer;
 pub use options::GatewayArgs;
-pub use signs::HealthChecks;
 pub use stack::Id;
-pub use tracking::RouterTracking;
+pub use worker::RouterTracking;
 
 use crate::{
     serve::{Server, listen},
     worker::{Worker, WorkerConfig},
 };
+use balance::Loads;
 use body::BodyLimits;
-use http::{HeaderName, Uri};
+use http::{HeaderName, Uri, uri::PathAndQuery};
+use metrics::Metrics;
 use reading::Reading;
-use registry::{Kept, Registration, Registry, RegistryOptions};
-use stack::StackOptions;
+use stack::{Stack, StackOptions, stack};
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
     num::NonZeroU64,
-    sync::Arc,
     time::Duration,
 };
 use tokio::{
@@ -55,7 +50,33 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tower_overload::{load::ThresholdUpdate, nats};
+use tower_overload::{
+    BoxError,
+    busy::{BusySet, BusySetBuilder},
+    fleet::{Compose, Connect, FleetBuilder, Origin, Registration},
+    load::ThresholdUpdate,
+    metrics::Prefix,
+    nats::{self, FleetSource},
+    status::OverloadStatusLayer,
+    upstream::forward::{Forwarding, XForwarded},
+};
+use worker::{Tracker, Worker as WorkerService};
+
+/// The body of a request to a worker.
+type Body = http_body_util::Full<bytes::Bytes>;
+
+/// The workers that are there, and the stack of each model.
+type Fleet = tower_overload::fleet::Fleet<WorkerService, Stack>;
+
+/// How workers are asked whether they are there, beside the requests that they
+/// get.
+#[derive(Clone, Debug)]
+pub struct HealthChecks {
+    /// What is asked for: an answer with a status of success is a sign of life.
+    pub path: PathAndQuery,
+    /// How often, and how long an answer may take.
+    pub interval: Duration,
+}
 
 /// How a [`Gateway`] is set up; the default is that of the example's options,
 /// without embedded workers and on free ports.
@@ -171,6 +192,83 @@ impl Default for GatewayConfig {
     }
 }
 
+impl GatewayConfig {
+    /// A fleet with the workers of the configuration.
+    fn fleet(
+        &self,
+        metrics: &Metrics,
+        tracker: Option<&Tracker>,
+        forwarding: &Forwarding,
+    ) -> io::Result<Fleet> {
+        let status = OverloadStatusLayer::builder()
+            .overload_status(self.overload_status)
+            .strip_reason_from_upstream(true);
+        let status = metrics.recorded(|| status.build());
+        let status = status.map_err(io::Error::other)?.infallible();
+        let mut fleet = FleetBuilder::new()
+            .monitor(metrics.monitor().clone())
+            .sets(self.sets())
+            .known_models(status.models().clone())
+            .recorder(metrics.recorder())
+            .default_model(&*self.model)
+            .ttl(self.registration_ttl);
+        if let Some(tracker) = tracker {
+            fleet = fleet.tracker(tracker.clone());
+        }
+        let (limits, of_worker) = (self.limits, tracker.cloned());
+        let forwarding = forwarding.clone();
+        let connect = move |worker: &Connect<'_>| {
+            let tracker = of_worker.as_ref();
+            WorkerService::connect(worker, &forwarding, &limits, tracker).map_err(BoxError::from)
+        };
+        let loads = Loads::new(metrics.monitor(), tracker);
+        let options = self.stack();
+        let compose = move |model: Compose<'_, WorkerService>| {
+            Ok::<_, BoxError>(stack(model, &loads, &options, &status))
+        };
+        let fleet = fleet.build(connect, compose).map_err(io::Error::other)?;
+
+        let thresholds = fleet.thresholds().get(&self.model);
+        let thresholds = thresholds.ok_or_else(|| io::Error::other("the model is gone"))?;
+        thresholds
+            .update(self.thresholds)
+            .map_err(io::Error::other)?;
+        for (id, url) in &self.workers {
+            let worker = Registration::at(url.to_string())
+                .kv_total_blocks(self.worker_kv_total_blocks)
+                .max_num_batched_tokens(self.worker_max_num_batched_tokens);
+            let registered = fleet.register(id, worker, Origin::Static);
+            registered.map_err(|refused| io::Error::other(format!("worker {id}: {refused}")))?;
+        }
+        Ok(fleet)
+    }
+
+    fn sets(&self) -> BusySetBuilder {
+        BusySet::<Id>::builder()
+            .lease(self.lease)
+            .max_lease(self.lease.max(Duration::from_secs(30)))
+            .probe_timeout(self.probe_timeout)
+            .probe_after(self.probe_after)
+    }
+
+    fn stack(&self) -> StackOptions {
+        StackOptions {
+            balance: self.balance,
+            max_wait: self.max_wait,
+            max_waiting: self.max_waiting,
+            max_in_flight: self.max_in_flight,
+            retry_refused: self.retry_refused,
+            retry_budget_percent: self.retry_budget_percent,
+            retry_lost_percent: self.retry_lost_percent,
+        }
+    }
+}
+
+/// What sends requests to a worker that are not of a client.
+fn client(worker: &WorkerService) -> worker::Client {
+    worker.client.clone()
+}
+
 /// A gateway that runs in the background.
 ///
 /// Dropping it is its sudden death; [`drain`](Gateway::drain) is the end in
@@ -212,62 +310,35 @@ impl Gateway {
         admin: TcpListener,
         config: GatewayConfig,
     ) -> io::Result<Self> {
-        let registry = Registry::new(RegistryOptions {
-            default_model: config.model.clone(),
-            overload_status: config.overload_status,
-            lease: config.lease,
-            stale_after: config.stale_after,
-            registration_ttl: config.registration_ttl,
-            tracking: config.router_tracking,
-            probe_timeout: config.probe_timeout,
-            probe_after: config.probe_after,
-            limits: config.limits,
-            stack: StackOptions {
-                balance: config.balance,
-                max_wait: config.max_wait,
-                max_waiting: config.max_waiting,
-                max_in_flight: config.max_in_flight,
-                retry_refused: config.retry_refused,
-                retry_budget_percent: config.retry_budget_percent,
-                retry_lost_percent: config.retry_lost_percent,
-            },
-        })
-        .map_err(io::Error::other)?;
-        registry
-            .update_thresholds(config.thresholds)
-            .map_err(io::Error::other)?;
-        let registration = |url| {
-            let (blocks, tokens) = (
-                config.worker_kv_total_blocks,
-                config.worker_max_num_batched_tokens,
-            );
-            Registration::at(url).with_capacity(blocks, tokens)
-        };
-        for (id, url) in &config.workers {
-            registry
-                .register(id, registration(url), Kept::Always)
-                .map_err(|refused| io::Error::other(format!("worker {id}: {refused}")))?;
-        }
-        let registry = Arc::new(registry);
-        if let Some(interval) = config.scrape {
-            registry.scrape(interval);
-        }
+        let metrics = Metrics::new(config.stale_after);
+        let monitor = metrics.monitor();
+        let tracker = config.router_tracking.map(|how| how.tracker(monitor));
+        // Who the client is, is for the proxy before this one to say.
+        let forwarding = Forwarding::new().x_forwarded(XForwarded::Pass);
+        let fleet = config.fleet(&metrics, tracker.as_ref(), &forwarding)?;
+
         let mut upkeep = JoinSet::new();
-        upkeep.spawn(registry.clone().expire_registrations());
-        upkeep.spawn(registry.clone().keep_metrics_small());
-        if let Some(checks) = config.health {
-            upkeep.spawn(signs::ask(registry.clone(), checks));
+        upkeep.spawn(fleet.expiry());
+        let small = metrics.clone().keep_small();
+        upkeep.spawn(async { match small.await {} });
+        if let Some(interval) = config.scrape {
+            upkeep.spawn(metrics.recorded(|| fleet.scrape::<_, _, Body, _>(interval, client)));
         }
-        if let Some(tracking) = registry.tracking() {
-            let fresh = tracking.keep_fresh();
+        if let Some(HealthChecks { path, interval }) = config.health {
+            upkeep.spawn(fleet.health_checks::<_, _, Body, _>(path, interval, client));
+        }
+        if let Some(tracker) = tracker {
+            let fresh = tracker.keep_fresh();
             upkeep.spawn(async { match fresh.await {} });
         }
         if let Some(servers) = &config.nats {
-            let fleet = registry.fleet(servers).await?;
-            upkeep.spawn(fleet::follow(registry.clone(), fleet));
+            let options = metrics.recorded(|| servers.connect_options(&Prefix::default()));
+            let nats = options.connect(servers).await.map_err(io::Error::other)?;
+            let source = metrics.recorded(|| FleetSource::subscribe(&nats));
+            upkeep.spawn(fleet.follow(source));
         }
 
-        let admin = Server::on(admin, admin::router(registry.clone()))?;
+        let admin = Server::on(admin, admin::router(fleet.clone(), metrics))?;
         let admin_url = url_of(admin.address());
         let mut embedded = Vec::new();
         for n in 0..config.embedded_workers {
@@ -281,7 +352,7 @@ impl Gateway {
             };
             embedded.push(Worker::start(worker).await?);
         }
-        timeout(EMBEDDED_WITHIN, registered(&registry, &embedded))
+        timeout(EMBEDDED_WITHIN, registered(&fleet, &embedded))
             .await
             .map_err(|_| io::Error::other("the embedded workers do not register"))?;
         let limits = BodyLimits {
@@ -294,7 +365,7 @@ impl Gateway {
             config.affinity_header,
             config.max_body_bytes,
         );
-        let mut app = public::router(registry, reading, limits);
+        let mut app = public::router(fleet, forwarding, reading, limits);
         if let Some(observer) = config.observer {
             app = observer.watch(app);
         }
@@ -357,9 +428,9 @@ fn url_of(address: SocketAddr) -> Uri {
         .expect("an address and a port are an authority")
 }
 
-/// Completes when all of `workers` are in the registry.
-async fn registered(registry: &Registry, workers: &[Worker]) {
-    while !workers.iter().all(|worker| registry.knows(worker.id())) {
+/// Completes when all of `workers` are in the fleet.
+async fn registered(fleet: &Fleet, workers: &[Worker]) {
+    while !workers.iter().all(|worker| fleet.knows(worker.id())) {
         sleep(Duration::from_millis(2)).await;
     }
 }

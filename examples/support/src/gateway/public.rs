@@ -2,10 +2,10 @@
 //! of models.
 
 use super::{
+    Fleet,
     body::{BodyLimits, Memory},
     pages,
     reading::Reading,
-    registry::Registry,
 };
 use crate::openai::ApiError;
 use axum::{
@@ -20,7 +20,6 @@ use http::{
     request::Parts,
 };
 use http_body_util::Full;
-use std::sync::Arc;
 use tower::ServiceExt;
 use tower_overload::{
     api::{
@@ -33,7 +32,8 @@ use tower_overload::{
 
 #[derive(Clone, Debug)]
 struct Public {
-    registry: Arc<Registry>,
+    fleet: Fleet,
+    forwarding: Forwarding,
     reading: Reading,
     limits: BodyLimits,
     memory: Memory,
@@ -48,7 +48,12 @@ const READS: &str = "GET, HEAD, OPTIONS";
 ///
 /// Requests for workers come to the fallback: a route with a wildcard would
 /// take the path apart, which nobody needs.
-pub(super) fn router(registry: Arc<Registry>, reading: Reading, limits: BodyLimits) -> Router {
+pub(super) fn router(
+    fleet: Fleet,
+    forwarding: Forwarding,
+    reading: Reading,
+    limits: BodyLimits,
+) -> Router {
     Router::new()
         .route(
             "/health",
@@ -60,7 +65,8 @@ pub(super) fn router(registry: Arc<Registry>, reading: Reading, limits: BodyLimi
             only_reads(client, request.method(), request.headers())
         })
         .with_state(Public {
-            registry,
+            fleet,
+            forwarding,
             reading,
             limits,
             memory: Memory::new(),
@@ -73,7 +79,7 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
     let client = Client::of(path, &parts.headers);
     if let Some(asked) = ModelsPath::of(path) {
         return match parts.method {
-            Method::GET | Method::HEAD => client.own(list(&public.registry, client, &asked)),
+            Method::GET | Method::HEAD => client.own(list(&public.fleet, client, &asked)),
             _ => only_reads(client, &parts.method, &parts.headers),
         };
     }
@@ -84,7 +90,7 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
         let message = format!("There is no {path}");
         return client.refuse(ApiError::new(StatusCode::NOT_FOUND, message));
     }
-    if let Err(error) = can_be_sent_on(public.registry.forwarding(), &parts) {
+    if let Err(error) = can_be_sent_on(&public.forwarding, &parts) {
         return client.refuse(error);
     }
     let (body, _room) = match public.memory.read(body, &public.limits).await {
@@ -95,15 +101,15 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
         Ok(read) => read,
         Err(error) => return client.refuse_body(&error),
     };
-    let registry = &public.registry;
-    let name = read.request.model.as_deref();
-    let name = name.unwrap_or_else(|| registry.default_model());
-    let Some(model) = registry.model(name) else {
+    let asked = read.request.model.as_deref();
+    let default = || public.fleet.default_model().map(|name| &**name);
+    let name = asked.or_else(default).unwrap_or_default();
+    let Some(model) = public.fleet.model(name) else {
         return client.refuse(ApiError::unknown_model(name));
     };
 
     parts.extensions.clear();
-    parts.extensions.insert(model.label.clone());
+    parts.extensions.insert(model.label().clone());
     if let Some(streamed) = read.streamed() {
         parts.extensions.insert(streamed);
     }
@@ -115,7 +121,7 @@ async fn proxy(State(public): State<Public>, request: Request) -> Response {
     }
     drop(read);
     let request = http::Request::from_parts(parts, Full::new(body));
-    match model.stack.clone().oneshot(request).await {
+    match model.service().clone().oneshot(request).await {
         Ok(response) if response.headers().contains_key(DEFAULT_REASON_HEADER) => {
             client.own(response)
         }
@@ -167,14 +173,14 @@ impl Client {
 }
 
 /// All models that the gateway knows, or one of them.
-fn list(registry: &Registry, client: Client, asked: &ModelsPath<'_>) -> Response {
+fn list(fleet: &Fleet, client: Client, asked: &ModelsPath<'_>) -> Response {
     let json = match asked {
         ModelsPath::List => {
-            let known = registry.known_models();
-            models::list(known.iter().map(|model| (&*model.name, model.since)))
+            let known = fleet.models();
+            models::list(known.iter().map(|model| (&**model.name(), model.since())))
         }
-        ModelsPath::Model(name) => match registry.model(name) {
-            Some(model) => models::one(&model.name, model.since),
+        ModelsPath::Model(name) => match fleet.model(name) {
+            Some(model) => models::one(model.name(), model.since()),
             None => return client.refuse(ApiError::unknown_model(name)),
         },
     };

@@ -2,7 +2,7 @@
 
 use super::{
     balance::{AffinityKey, Balance},
-    tracking::RouterTracking,
+    worker::RouterTracking,
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, header::CONTENT_ENCODING};

@@ -110,6 +110,7 @@ impl Worker {
                 max_num_batched_tokens: config.max_num_batched_tokens,
                 draining: false,
                 models: vec![config.model.clone()],
+                ttl_ms: 10_000,
             };
             let ledger = Arc::clone(&ledger);
             reporter.spawn(Reporter::new(admin, id.clone(), registration, ledger).run(left));
