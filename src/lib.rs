@@ -96,6 +96,8 @@ pub mod busy;
 pub mod completion;
 pub mod error;
 pub mod fleet;
+#[cfg(feature = "api")]
+pub mod front;
 pub mod limits;
 pub mod load;
 pub mod metrics;

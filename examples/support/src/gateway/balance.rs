@@ -6,6 +6,7 @@ use super::{
 };
 use clap::ValueEnum;
 use tower_overload::{
+    front::Key,
     load::{WorkerCounts, WorkerLoad, WorkerMonitor, tracker::Cost},
     pool::{
         WorkerPoolBuilder,
@@ -58,10 +59,6 @@ impl Balance {
     }
 }
 
-/// What requests have in common that go to the same worker.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AffinityKey(pub(super) u64);
-
 /// Who knows the load of the workers: the gateway itself, or what they report.
 #[derive(Clone, Debug)]
 pub(super) struct Loads {
@@ -92,7 +89,7 @@ impl Loads {
         match balance {
             Balance::LeastRequests => pool.pick(LeastLoaded::of_all()),
             Balance::Affinity => pool.pick(Affinity::by(|request: &Upstream| {
-                let key = request.extensions().get::<AffinityKey>();
+                let key = request.extensions().get::<Key>();
                 key.map(|key| key.0)
             })),
             Balance::P2c | Balance::LeastTokens | Balance::LeastBlocks => pool,

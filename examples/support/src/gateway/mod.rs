@@ -1,7 +1,7 @@
 //! A gateway: new requests go to workers that are not busy, over HTTP.
 //!
 //! ```text
-//! clients ─▶ public: read, find the model ─▶ stack of the model ─▶ workers
+//! clients ─▶ front: read, find the model ──▶ stack of the model ─▶ workers
 //! workers ─▶ admin:  registrations, load ──▶ fleet ─▶ pools, monitor, marks
 //!         or NATS:   the same ───────────────┘
 //! ```
@@ -11,14 +11,10 @@
 
 mod admin;
 mod balance;
-mod body;
 mod limits;
 mod metrics;
 mod observer;
 mod options;
-mod pages;
-mod public;
-mod reading;
 mod stack;
 mod worker;
 
@@ -33,11 +29,10 @@ use crate::{
     serve::{Server, listen},
     worker::{Worker, WorkerConfig},
 };
+use axum::Router;
 use balance::Loads;
-use body::BodyLimits;
 use http::{HeaderName, Uri, uri::PathAndQuery};
 use metrics::Metrics;
-use reading::Reading;
 use stack::{Stack, StackOptions, stack};
 use std::{
     io,
@@ -54,6 +49,7 @@ use tower_overload::{
     BoxError,
     busy::{BusySet, BusySetBuilder},
     fleet::{Compose, Connect, FleetBuilder, Origin, Registration},
+    front::{FrontBuilder, Problem, WholeBody},
     load::ThresholdUpdate,
     metrics::Prefix,
     nats::{self, FleetSource},
@@ -61,9 +57,6 @@ use tower_overload::{
     upstream::forward::{Forwarding, XForwarded},
 };
 use worker::{Tracker, Worker as WorkerService};
-
-/// The body of a request to a worker.
-type Body = http_body_util::Full<bytes::Bytes>;
 
 /// The workers that are there, and the stack of each model.
 type Fleet = tower_overload::fleet::Fleet<WorkerService, Stack>;
@@ -243,6 +236,23 @@ impl GatewayConfig {
         Ok(fleet)
     }
 
+    /// What reads the requests of clients.
+    fn front(&self, forwarding: Forwarding) -> FrontBuilder {
+        let front = FrontBuilder::new()
+            .check(move |parts| forwarding.check(parts).map_err(Problem::from))
+            .max_body_bytes(self.max_body_bytes)
+            .body_silence(self.body_silence);
+        let tracked = self.router_tracking.map(|how| how.block_size);
+        let front = match tracked {
+            None if !self.balance.reads_prompts() => front,
+            block_size => front.costs(block_size.unwrap_or(DEFAULT_BLOCK_SIZE)),
+        };
+        match self.balance {
+            Balance::Affinity => front.keys(self.affinity_header.clone()),
+            _ => front,
+        }
+    }
+
     fn sets(&self) -> BusySetBuilder {
         BusySet::<Id>::builder()
             .lease(self.lease)
@@ -283,6 +293,9 @@ pub struct Gateway {
     _upkeep: JoinSet<()>,
 }
 
+/// Tokens of a KV block where nobody says: what engines have by default.
+const DEFAULT_BLOCK_SIZE: NonZeroU64 = NonZeroU64::new(16).unwrap();
+
 /// An embedded worker that has not registered after this long never will.
 const EMBEDDED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -322,10 +335,10 @@ impl Gateway {
         let small = metrics.clone().keep_small();
         upkeep.spawn(async { match small.await {} });
         if let Some(interval) = config.scrape {
-            upkeep.spawn(metrics.recorded(|| fleet.scrape::<_, _, Body, _>(interval, client)));
+            upkeep.spawn(metrics.recorded(|| fleet.scrape::<_, _, WholeBody, _>(interval, client)));
         }
-        if let Some(HealthChecks { path, interval }) = config.health {
-            upkeep.spawn(fleet.health_checks::<_, _, Body, _>(path, interval, client));
+        if let Some(HealthChecks { path, interval }) = config.health.clone() {
+            upkeep.spawn(fleet.health_checks::<_, _, WholeBody, _>(path, interval, client));
         }
         if let Some(tracker) = tracker {
             let fresh = tracker.keep_fresh();
@@ -355,17 +368,8 @@ impl Gateway {
         timeout(EMBEDDED_WITHIN, registered(&fleet, &embedded))
             .await
             .map_err(|_| io::Error::other("the embedded workers do not register"))?;
-        let limits = BodyLimits {
-            bytes: config.max_body_bytes,
-            silence: config.body_silence,
-        };
-        let reading = Reading::new(
-            config.balance,
-            config.router_tracking,
-            config.affinity_header,
-            config.max_body_bytes,
-        );
-        let mut app = public::router(fleet, forwarding, reading, limits);
+        let front = config.front(forwarding).build(fleet);
+        let mut app = Router::new().fallback_service(front);
         if let Some(observer) = config.observer {
             app = observer.watch(app);
         }

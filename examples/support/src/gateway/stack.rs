@@ -5,14 +5,13 @@ use super::{
     worker::Worker,
 };
 use axum::body::Body;
-use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::Full;
 use std::{convert::Infallible, num::NonZeroU64, time::Duration};
 use tower::{ServiceBuilder, retry::RetryLayer, util::BoxCloneSyncService};
 use tower_overload::{
     busy::{Members, RetryBudget, RetryRefused},
     fleet::Compose,
+    front::WholeBody,
     pool::WorkerPoolBuilder,
     status::{AnswerAll, OverloadStatusLayer},
     upstream::sse::EventStreamLayer,
@@ -22,7 +21,7 @@ pub use tower_overload::fleet::Id;
 
 /// A request on its way to a worker: its body is in memory, so that it can be
 /// sent again.
-pub type Upstream = Request<Full<Bytes>>;
+pub type Upstream = Request<WholeBody>;
 
 /// What stands behind one model, for the handler: it never fails, since the
 /// status layer answers.

@@ -1,11 +1,11 @@
-use super::ApiError;
 use http::StatusCode;
 use serde::{
     Deserialize, Deserializer,
     de::{self, SeqAccess, Visitor},
 };
 use serde_json::value::RawValue;
-use std::{fmt, marker::PhantomData};
+use std::{borrow::Cow, fmt, marker::PhantomData};
+use tower_overload::front::Problem;
 
 /// Which of the two POST routes a request came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,10 +70,10 @@ impl Generate {
     ///
     /// A 400 if the body is no JSON object, or if a member is missing or
     /// wrong. Whether the model exists is not for this to say.
-    pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Self, ApiError> {
+    pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Self, Problem> {
         let members: Members<'_> = serde_json::from_slice(body).map_err(|error| {
             let message = format!("The body must be a JSON object: {error}");
-            ApiError::new(StatusCode::BAD_REQUEST, message)
+            Problem::new(StatusCode::BAD_REQUEST, message)
         })?;
         let model = required("model", members.model, "a string")?;
         let (prompt_tokens, prompts) = match endpoint {
@@ -82,7 +82,7 @@ impl Generate {
                                 that is a string or an array of text parts";
                 let messages: Vec<Message> = required("messages", members.messages, expected)?;
                 if messages.is_empty() {
-                    return Err(ApiError::bad_param(
+                    return Err(bad_param(
                         "messages",
                         "`messages` must have at least one message",
                     ));
@@ -93,7 +93,7 @@ impl Generate {
                 let expected = "a string or an array of strings";
                 let prompt: OneOrMany<Words> = required("prompt", members.prompt, expected)?;
                 if prompt.items == 0 {
-                    return Err(ApiError::bad_param(
+                    return Err(bad_param(
                         "prompt",
                         "`prompt` must have at least one string",
                     ));
@@ -111,7 +111,7 @@ impl Generate {
         for (name, number) in [("n", n), (limit, max_tokens)] {
             if number == 0 {
                 let message = format!("`{name}` must be a whole number of at least 1");
-                return Err(ApiError::bad_param(name, message));
+                return Err(bad_param(name, message));
             }
         }
         let choices = prompts
@@ -126,7 +126,7 @@ impl Generate {
                     "`{limit}` is {max_tokens}, for {prompts} × {n} answers: a request can \
                      generate at most {MOST_TOKENS} tokens"
                 );
-                ApiError::bad_param(limit, message)
+                bad_param(limit, message)
             })?;
         let stream = optional("stream", members.stream, "a boolean")?.unwrap_or(false);
         let options: Option<StreamOptions> = optional(
@@ -148,14 +148,19 @@ impl Generate {
     }
 }
 
+/// 400: what is wrong with a member of the body.
+fn bad_param(name: &'static str, message: impl Into<Cow<'static, str>>) -> Problem {
+    Problem::new(StatusCode::BAD_REQUEST, message).with_param(name)
+}
+
 fn required<'a, T: Deserialize<'a>>(
     name: &'static str,
     value: Option<&'a RawValue>,
     expected: &str,
-) -> Result<T, ApiError> {
+) -> Result<T, Problem> {
     optional(name, value, expected)?.ok_or_else(|| {
         let message = format!("`{name}` is missing: it must be {expected}");
-        ApiError::bad_param(name, message)
+        bad_param(name, message)
     })
 }
 
@@ -163,11 +168,11 @@ fn optional<'a, T: Deserialize<'a>>(
     name: &'static str,
     value: Option<&'a RawValue>,
     expected: &str,
-) -> Result<Option<T>, ApiError> {
+) -> Result<Option<T>, Problem> {
     let Some(value) = value else { return Ok(None) };
     serde_json::from_str(value.get())
         .map(Some)
-        .map_err(|_| ApiError::bad_param(name, format!("`{name}` must be {expected}")))
+        .map_err(|_| bad_param(name, format!("`{name}` must be {expected}")))
 }
 
 /// The words of a string that is not kept.
@@ -289,11 +294,11 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn chat(body: Value) -> Result<Generate, ApiError> {
+    fn chat(body: Value) -> Result<Generate, Problem> {
         Generate::parse(Endpoint::ChatCompletions, body.to_string().as_bytes())
     }
 
-    fn completion(body: Value) -> Result<Generate, ApiError> {
+    fn completion(body: Value) -> Result<Generate, Problem> {
         Generate::parse(Endpoint::Completions, body.to_string().as_bytes())
     }
 

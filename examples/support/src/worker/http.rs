@@ -1,4 +1,4 @@
-use crate::openai::{ApiError, Endpoint, Generate, models};
+use crate::openai::{Endpoint, Generate, models};
 use axum::{
     Json, Router,
     body::Body,
@@ -15,6 +15,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use std::{convert::Infallible, sync::Arc};
 use tower::{Service, ServiceExt};
 use tower_http::decompression::RequestDecompressionLayer;
+use tower_overload::front::{Api, Problem};
 
 /// The longest body of a request: more than a gateway lets pass.
 const MAX_BODY: usize = 32 * 1024 * 1024;
@@ -55,13 +56,13 @@ where
         .route(
             "/v1/chat/completions",
             post(|State(app): State<App<S>>, request: Request| {
-                generate(app, Endpoint::ChatCompletions, request)
+                answered(app, Endpoint::ChatCompletions, request)
             }),
         )
         .route(
             "/v1/completions",
             post(|State(app): State<App<S>>, request: Request| {
-                generate(app, Endpoint::Completions, request)
+                answered(app, Endpoint::Completions, request)
             }),
         )
         // A gateway passes a compressed body on as it came.
@@ -74,13 +75,26 @@ where
         .route("/metrics", get(render))
         .fallback(|request: Request| async move {
             let message = format!("There is no {}", request.uri().path());
-            ApiError::new(StatusCode::NOT_FOUND, message)
+            refuse(&Problem::new(StatusCode::NOT_FOUND, message))
         })
         .method_not_allowed_fallback(|request: Request| async move {
             let message = format!("{} is not allowed here", request.method());
-            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
+            refuse(&Problem::new(StatusCode::METHOD_NOT_ALLOWED, message))
         })
         .with_state(app)
+}
+
+fn refuse(problem: &Problem) -> Response {
+    problem.response(Api::OpenAi).map(Body::from)
+}
+
+async fn answered<S, B>(app: App<S>, endpoint: Endpoint, request: Request) -> Response
+where
+    S: Service<http::Request<Generate>, Response = http::Response<B>, Error = Infallible>,
+    B: http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
+{
+    let answer = generate(app, endpoint, request).await;
+    answer.unwrap_or_else(|problem| refuse(&problem))
 }
 
 /// Reads and checks the request, and only then lets the stack decide.
@@ -88,7 +102,7 @@ async fn generate<S, B>(
     app: App<S>,
     endpoint: Endpoint,
     request: Request,
-) -> Result<Response, ApiError>
+) -> Result<Response, Problem>
 where
     S: Service<http::Request<Generate>, Response = http::Response<B>, Error = Infallible>,
     B: http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
@@ -97,7 +111,7 @@ where
     let body = read(body).await?;
     let generate = Generate::parse(endpoint, &body)?;
     if generate.model != *app.model {
-        return Err(ApiError::unknown_model(&generate.model));
+        return Err(Problem::unknown_model(&generate.model));
     }
     let request = http::Request::from_parts(parts, generate);
     match app.stack.oneshot(request).await {
@@ -106,14 +120,14 @@ where
     }
 }
 
-async fn read(body: Body) -> Result<Bytes, ApiError> {
+async fn read(body: Body) -> Result<Bytes, Problem> {
     match Limited::new(body, MAX_BODY).collect().await {
         Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::new(
+        Err(error) if error.is::<LengthLimitError>() => Err(Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             format!("The body is longer than {MAX_BODY} bytes"),
         )),
-        Err(error) => Err(ApiError::new(
+        Err(error) => Err(Problem::new(
             StatusCode::BAD_REQUEST,
             format!("The body cannot be read: {error}"),
         )),

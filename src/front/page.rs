@@ -1,14 +1,13 @@
 //! Clients that are web pages: a browser asks first whether it may send a
 //! request, and shows a page no answer that does not say it may.
 //!
-//! The browser's question is answered here, for it is no load; any other
-//! `OPTIONS` goes to a worker as it came. Whether a page
-//! may read a worker's answer is said by the worker; the gateway's own may be
+//! The browser's question is answered here, for it is no load. Whether a page
+//! may read a worker's answer is said by the worker; those of the front may be
 //! read by all.
 
-use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderValue, Method, StatusCode,
+    HeaderMap, HeaderValue, Method, Response, StatusCode,
     header::{
         ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
         ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD,
@@ -30,14 +29,16 @@ pub(super) fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
 }
 
 /// The answer to `OPTIONS`, where `methods` are allowed.
-pub(super) fn options(request: &HeaderMap, methods: &'static str) -> Response {
-    let mut response = (StatusCode::NO_CONTENT, [(ALLOW, methods)]).into_response();
+pub(super) fn options(request: &HeaderMap, methods: &'static str) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::new());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    let methods = HeaderValue::from_static(methods);
+    headers.insert(ALLOW, methods.clone());
     if !is_preflight(&Method::OPTIONS, request) {
         return response;
     }
-    let headers = response.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
-    let methods = HeaderValue::from_static(methods);
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, methods);
     // Not `*`, for that leaves `Authorization` out.
     if let Some(asked) = request.get(ACCESS_CONTROL_REQUEST_HEADERS) {
@@ -48,8 +49,8 @@ pub(super) fn options(request: &HeaderMap, methods: &'static str) -> Response {
     response
 }
 
-/// Lets a page read an answer of the gateway's own.
-pub(super) fn may_read(response: &mut Response) {
+/// Lets a page read an answer.
+pub(super) fn may_read<B>(response: &mut Response<B>) {
     response
         .headers_mut()
         .insert(ACCESS_CONTROL_ALLOW_ORIGIN, ANY);

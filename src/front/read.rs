@@ -1,22 +1,15 @@
-//! What the gateway reads of requests, before it picks a worker.
+//! What is read of requests before a worker is picked.
 
-use super::{
-    balance::{AffinityKey, Balance},
-    worker::RouterTracking,
+use super::Key;
+use crate::{
+    api::{EstimateTokens, ReadError, ReadRequest, RequestReader},
+    load::tracker::Cost,
+    pool::pick::hash_key,
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, header::CONTENT_ENCODING};
 use std::{num::NonZeroU64, panic::resume_unwind, sync::Arc, thread};
 use tokio::{sync::Semaphore, task::spawn_blocking};
-use tower_overload::{
-    api::{ReadError, ReadRequest, RequestReader},
-    limits::Streamed,
-    load::tracker::Cost,
-    pool::pick::hash_key,
-};
-
-/// Tokens of a KV block where nobody says: what engines have by default.
-const DEFAULT_BLOCK_SIZE: NonZeroU64 = NonZeroU64::new(16).unwrap();
 
 /// A longer body is not read where requests are served: it would hold the
 /// others up.
@@ -24,52 +17,46 @@ const READ_AT_ONCE: usize = 64 * 1024;
 
 /// Reads models, and what counting and choosing workers need.
 #[derive(Clone, Debug)]
-pub(super) struct Reading {
-    reader: RequestReader,
+pub(super) struct Reading<E> {
+    reader: RequestReader<E>,
     /// The size of KV blocks, if prompts are read.
     block_size: Option<NonZeroU64>,
-    /// Whether requests have keys.
-    affinity: bool,
-    /// Where a key is, if it is there.
-    header: Option<HeaderName>,
+    keys: Keys,
     /// One permit for each long body that is read: as many as there are
     /// processors, since each takes the memory that decoding takes.
     long: Arc<Semaphore>,
+}
+
+/// Where the keys of requests are.
+#[derive(Clone, Debug, Default)]
+pub(super) enum Keys {
+    #[default]
+    Nowhere,
+    /// In this header, or else in the prompt's head.
+    In(Option<HeaderName>),
 }
 
 /// What was read of a request.
 pub(super) struct Read<'a> {
     pub(super) request: ReadRequest<'a>,
     pub(super) cost: Option<Cost>,
-    pub(super) key: Option<AffinityKey>,
+    pub(super) key: Option<Key>,
 }
 
-impl Read<'_> {
-    /// Whether the answer is streamed, if the request says.
-    pub(super) fn streamed(&self) -> Option<Streamed> {
-        self.request.streamed.map(Streamed)
-    }
-}
-
-impl Reading {
-    /// Bodies may be as long as `max_body_bytes` when they are decoded.
+impl<E: EstimateTokens + Clone + Send + 'static> Reading<E> {
     pub(super) fn new(
-        balance: Balance,
-        tracking: Option<RouterTracking>,
-        header: Option<HeaderName>,
-        max_body_bytes: usize,
+        reader: RequestReader<E>,
+        block_size: Option<NonZeroU64>,
+        keys: Keys,
+        most: usize,
     ) -> Self {
-        let prompts = tracking.is_some() || balance.reads_prompts();
-        let affinity = balance == Balance::Affinity;
-        let block_size = tracking.map_or(DEFAULT_BLOCK_SIZE, |how| how.block_size);
         Self {
-            reader: RequestReader::new()
-                .prompts(prompts)
-                .keys(affinity)
-                .max_decoded_bytes(max_body_bytes),
-            block_size: prompts.then_some(block_size),
-            affinity,
-            header,
+            reader: reader
+                .prompts(block_size.is_some())
+                .keys(matches!(keys, Keys::In(_)))
+                .max_decoded_bytes(most),
+            block_size,
+            keys,
             long: Arc::new(Semaphore::new(
                 thread::available_parallelism().map_or(1, Into::into),
             )),
@@ -91,7 +78,7 @@ impl Reading {
         let tokens = request.prompt_tokens;
         Ok(Read {
             cost: self.block_size.map(|size| Cost::of_prompt(tokens, size)),
-            key: key.map(AffinityKey),
+            key: key.map(Key),
             request,
         })
     }
@@ -102,7 +89,8 @@ impl Reading {
         headers: HeaderMap,
         body: Bytes,
     ) -> Result<ReadRequest<'static>, ReadError> {
-        let permit = self.long.clone().acquire_owned().await;
+        // Nobody closes it.
+        let permit = self.long.clone().acquire_owned().await.ok();
         let reader = self.reader.clone();
         let read = spawn_blocking(move || {
             let _until_it_is_read = permit;
@@ -116,7 +104,9 @@ impl Reading {
     }
 
     fn key_in(&self, headers: &HeaderMap) -> Option<u64> {
-        let header = self.header.as_ref().filter(|_| self.affinity)?;
+        let Keys::In(Some(header)) = &self.keys else {
+            return None;
+        };
         Some(hash_key(headers.get(header)?.as_bytes()))
     }
 }
