@@ -46,9 +46,11 @@ mod body;
 mod fleet;
 mod future;
 mod json;
+mod reporter;
 mod thresholds;
 
 pub use body::AdminBody;
 pub use fleet::{FleetApi, MAX_FLEET_BODY_BYTES};
 pub use future::ResponseFuture;
+pub use reporter::Reporter;
 pub use thresholds::{BusyThreshold, MAX_BODY_BYTES};

@@ -4,5 +4,7 @@ mod dns;
 mod life;
 mod model;
 mod models;
+#[cfg(feature = "admin")]
+mod report;
 mod support;
 mod threads;
