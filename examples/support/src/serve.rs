@@ -100,7 +100,7 @@ pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Completes when `flag` is true, or can never become so.
-pub(crate) async fn told(flag: &mut watch::Receiver<bool>) {
+async fn told(flag: &mut watch::Receiver<bool>) {
     let _ = flag.wait_for(|told| *told).await;
 }
 

@@ -27,16 +27,19 @@ pub use stack::stack;
 
 use crate::{
     engine::{Batch, Ledger, RankLoad},
-    register::{Registration, Reporter},
+    report::{Report, Telling},
     serve::{Server, listen},
 };
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
-use tokio::{sync::watch, task::JoinSet};
+use tokio::task::JoinSet;
 use tower_overload::{
+    admin::Reporter,
     admission::{AdmissionHandle, EngineAdmissionLayer},
+    fleet::Registration,
     metrics::{Prefix, describe},
     nats::{self, Publisher, Subjects},
+    upstream::HttpWorkerBuilder,
 };
 
 /// A worker that runs in the background.
@@ -50,9 +53,8 @@ pub struct Worker {
     server: Server,
     ledger: Arc<Ledger>,
     admission: Option<AdmissionHandle>,
-    leaving: watch::Sender<bool>,
     /// Tells the gateway, if there is one to tell.
-    reporter: JoinSet<()>,
+    telling: Option<Telling>,
     /// Keeps the metrics from growing.
     _upkeep: JoinSet<()>,
 }
@@ -68,9 +70,10 @@ impl Worker {
         let listener = listen(config.listen).await?;
         let address = listener.local_addr()?;
         let id = config.id.unwrap_or_else(|| address.to_string());
-        let url = match &config.advertise {
-            Some(url) => url.to_string(),
-            None => format!("http://{address}"),
+        let url = match (&config.advertise, config.reached_at) {
+            (Some(url), _) => url.to_string(),
+            (None, Some(ip)) => format!("http://{}", SocketAddr::new(ip, address.port())),
+            (None, None) => format!("http://{address}"),
         };
         let ledger = Arc::new(Ledger::new(config.dp_ranks, config.kv_block_size));
         let admission = EngineAdmissionLayer::from_limits(config.limits);
@@ -100,20 +103,16 @@ impl Worker {
         let app = http::router(stack, config.model.clone(), metrics);
         let server = Server::on(listener, app)?;
 
-        let (leaving, left) = watch::channel(false);
-        let mut reporter = JoinSet::new();
+        let mut report = None;
         if let Some(admin) = &config.register {
-            let registration = Registration {
-                url: url.clone(),
-                dp_ranks: (0..config.dp_ranks).collect(),
-                kv_total_blocks: config.kv_total_blocks,
-                max_num_batched_tokens: config.max_num_batched_tokens,
-                draining: false,
-                models: vec![config.model.clone()],
-                ttl_ms: 10_000,
-            };
-            let ledger = Arc::clone(&ledger);
-            reporter.spawn(Reporter::new(admin, id.clone(), registration, ledger).run(left));
+            let gateway = HttpWorkerBuilder::new().build(&admin.to_string());
+            let worker = Registration::at(&url)
+                .dp_ranks(0..config.dp_ranks)
+                .kv_total_blocks(config.kv_total_blocks)
+                .max_num_batched_tokens(config.max_num_batched_tokens)
+                .models([&config.model]);
+            let gateway = gateway.map_err(io::Error::other)?;
+            report = Some(Report::Http(Reporter::start(gateway, &id, worker)));
         }
         if let Some(servers) = &config.nats {
             let registration = nats::Registration::new(&url, [&config.model])
@@ -122,11 +121,10 @@ impl Worker {
                 .max_num_batched_tokens(config.max_num_batched_tokens)
                 .ttl(config.nats_ttl);
             let client = nats::connect(servers).await.map_err(io::Error::other)?;
-            let publisher = Publisher::start(client, &Subjects::default(), &id, registration)
-                .map_err(io::Error::other)?;
-            let ledger = Arc::clone(&ledger);
-            reporter.spawn(crate::nats::report(publisher, ledger, leaving.subscribe()));
+            let publisher = Publisher::start(client, &Subjects::default(), &id, registration);
+            report = Some(Report::Nats(publisher.map_err(io::Error::other)?));
         }
+        let telling = report.map(|report| Telling::start(report, Arc::clone(&ledger)));
         let mut upkeep = JoinSet::new();
         upkeep.spawn(keep_up(recorder.handle()));
         Ok(Self {
@@ -135,8 +133,7 @@ impl Worker {
             server,
             ledger,
             admission: handle,
-            leaving,
-            reporter,
+            telling,
             _upkeep: upkeep,
         })
     }
@@ -171,8 +168,9 @@ impl Worker {
     ///
     /// Cancelling it cuts what is left.
     pub async fn drain(mut self) {
-        self.leaving.send_replace(true);
-        while self.reporter.join_next().await.is_some() {}
+        if let Some(telling) = self.telling.take() {
+            telling.leave().await;
+        }
         self.server.drain().await;
     }
 }

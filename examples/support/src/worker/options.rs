@@ -6,7 +6,8 @@ use clap::Parser;
 use http::Uri;
 use std::{
     ffi::OsString,
-    net::{Ipv4Addr, SocketAddr},
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket},
     num::{NonZeroU32, NonZeroU64, NonZeroUsize},
     time::Duration,
 };
@@ -55,6 +56,8 @@ pub struct WorkerConfig {
     pub nats_ttl: Duration,
     /// Where the gateway reaches it; by default the address that it listens on.
     pub advertise: Option<Uri>,
+    /// The address at which the gateway reaches it, if it listens on all.
+    pub reached_at: Option<IpAddr>,
 }
 
 impl Default for WorkerConfig {
@@ -78,6 +81,7 @@ impl Default for WorkerConfig {
             nats: None,
             nats_ttl: Registration::DEFAULT_TTL,
             advertise: None,
+            reached_at: None,
         }
     }
 }
@@ -156,7 +160,8 @@ pub struct WorkerArgs {
     nats_ttl_ms: u64,
 
     /// Where the gateway reaches this worker [default: http:// and the listen
-    /// address]
+    /// address, or where that is all addresses, the one by which this machine
+    /// reaches the gateway]
     #[arg(long, value_name = "URL", value_parser = base_url)]
     advertise: Option<Uri>,
 }
@@ -186,6 +191,19 @@ impl WorkerArgs {
         let slots = value(self.engine_request_limit, ENGINE_REQUEST_LIMIT);
         let queue = value(self.request_queue_limit, REQUEST_QUEUE_LIMIT);
         let limits = Limits::parse(slots.as_deref(), queue.as_deref()).map_err(UsageError::from)?;
+        let is_told = self.register.is_some() || self.nats.is_some();
+        let is_known = self.advertise.is_some() || !self.listen.ip().is_unspecified();
+        let reached_at = match &self.register {
+            _ if is_known || !is_told => None,
+            Some(gateway) => Some(reached_at(self.listen, gateway).map_err(|error| {
+                let expected = format!("--advertise URL is missing: {gateway} {error}");
+                UsageError::new("--listen", self.listen, expected)
+            })?),
+            None => {
+                let expected = "--advertise URL is missing: a fleet cannot reach this address";
+                return Err(UsageError::new("--listen", self.listen, expected));
+            }
+        };
         Ok(WorkerConfig {
             listen: self.listen,
             id: self.id,
@@ -205,8 +223,30 @@ impl WorkerArgs {
             nats: self.nats,
             nats_ttl: Duration::from_millis(self.nats_ttl_ms),
             advertise: self.advertise,
+            reached_at,
         })
     }
+}
+
+/// The address by which this machine reaches the gateway, for a worker that
+/// listens on all of them: there the gateway reaches the worker, unless
+/// something between them translates addresses.
+fn reached_at(listen: SocketAddr, gateway: &Uri) -> io::Result<IpAddr> {
+    let host = gateway.host().unwrap_or_default();
+    let host = host.trim_matches(['[', ']']);
+    let addresses = (host, gateway.port_u16().unwrap_or(80)).to_socket_addrs()?;
+    let any = listen.ip();
+    let is_heard = |address: &SocketAddr| any.is_ipv6() || address.is_ipv4();
+    let address = addresses.filter(is_heard).next();
+    let address = address.ok_or_else(|| io::Error::other("has no IPv4 address"))?;
+    let any: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Nothing is sent: this only looks up the route.
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(address)?;
+    Ok(socket.local_addr()?.ip())
 }
 
 #[cfg(test)]
@@ -252,6 +292,28 @@ mod tests {
         assert_eq!(limits(&slots, "bad", ""), some(3, 16));
         assert_eq!(limits(&both, "bad", "bad"), some(3, 5));
         assert_eq!(limits(&both[2..], "2", "bad"), some(2, 5));
+    }
+
+    #[test]
+    fn a_worker_on_all_addresses_is_told_of_by_one_that_the_gateway_reaches() {
+        let config = |more: &[&str]| {
+            let all = [&["--listen", "0.0.0.0:0"], more].concat();
+            args(&all).config(&no_environment)
+        };
+        assert_eq!(config(&[]).unwrap().reached_at, None, "nobody is told");
+        let register = ["--register", "http://127.0.0.1:9000"];
+        let here = Some(Ipv4Addr::LOCALHOST.into());
+        assert_eq!(config(&register).unwrap().reached_at, here);
+        let advertise = [&register[..], &["--advertise", "http://worker:1"]].concat();
+        assert_eq!(config(&advertise).unwrap().reached_at, None);
+        let cases: [&[&str]; 2] = [
+            &["--register", "http://gateway.invalid:9000"],
+            &["--nats", "nats://127.0.0.1:4222"],
+        ];
+        for options in cases {
+            let error = config(options).unwrap_err().to_string();
+            assert!(error.contains("--advertise"), "{error}");
+        }
     }
 
     #[test]
