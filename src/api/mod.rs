@@ -38,8 +38,10 @@
 //! - **Forms** (`multipart/form-data`), as audio is sent in. A file is gone
 //!   over, and not copied.
 //! - **Compressed** bodies of both kinds: gzip, deflate, br and zstd, of at
-//!   most [32 MiB](RequestReader::max_decoded_bytes) when they are decoded.
-//!   The body that was given stays as it was, to be sent on.
+//!   most [32 MiB](RequestReader::max_decoded_bytes) when they are decoded,
+//!   and of at most 1,024 gzip members or zstd frames, each of which takes its
+//!   time however short it is. The body that was given stays as it was, to be
+//!   sent on.
 //! - Anything else is a file: it names no model.
 //!
 //! # Prompt size
