@@ -55,7 +55,7 @@
 //! | an image, embedded or by address | [1,024 tokens](RequestReader::media_tokens), whatever its size |
 //! | audio, video or a file, embedded or in a form | 1 token for each 1,000 bytes |
 //! | the same by address or id | as an image |
-//! | a query of a ranking | once with each document |
+//! | a query of a ranking | once with each document; several once each |
 //!
 //! A prompt counts once, however many [choices](ReadRequest::choices) are
 //! asked for: engines prefill it once. A prompt that cannot be parsed here but
