@@ -1,7 +1,10 @@
 //! Bodies that are compressed.
 
 use super::ReadError;
-use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
+use flate2::{
+    bufread::GzDecoder,
+    read::{DeflateDecoder, ZlibDecoder},
+};
 use http::{HeaderMap, header::CONTENT_ENCODING};
 use std::{
     borrow::Cow,
@@ -13,6 +16,17 @@ pub(super) const ACCEPTED: &str = "gzip, deflate, br, zstd";
 
 /// The most codings of one body, one upon the other. Nobody sends two.
 const MOST: usize = 3;
+
+/// The most gzip members or zstd frames of one body. Each costs as much as
+/// some KB of text, however little is in it; block-wise writers make one for
+/// each 64 KB.
+const MOST_PIECES: usize = 1024;
+
+/// How long a body may be that has lost a coding and is still compressed:
+/// so many times as long as it came, or so many bytes. What is compressed
+/// hardly gets shorter when it is compressed again, unless it was made to: a
+/// few KB could become the MBs that are the slowest to decode.
+const BETWEEN: (usize, usize) = (4, 64 * 1024);
 
 /// What a zstd frame may ask for: what [RFC 9659][rfc] allows.
 ///
@@ -56,7 +70,7 @@ impl Coding {
 
     fn decode(self, body: &[u8], max: usize) -> io::Result<Vec<u8>> {
         match self {
-            Self::Gzip => all(MultiGzDecoder::new(body), max),
+            Self::Gzip => pieces(body, max, member),
             // With a header, as the RFC says, or without, as some send it.
             Self::Deflate if has_zlib_header(body) => all(ZlibDecoder::new(body), max),
             Self::Deflate => all(DeflateDecoder::new(body), max),
@@ -65,7 +79,7 @@ impl Coding {
                 Err(io::Error::other("its window is too large"))
             }
             Self::Brotli => all(brotli_decompressor::Decompressor::new(body, 4096), max),
-            Self::Zstd => zstd(body, max),
+            Self::Zstd => pieces(body, max, frame),
         }
     }
 }
@@ -93,14 +107,17 @@ pub(super) fn decode<'a>(
     if body.is_empty() {
         return Ok(decoded);
     }
-    for coding in codings.into_iter().rev() {
+    let (times, least) = BETWEEN;
+    let between = body.len().saturating_mul(times).max(least).min(max);
+    for (codings_left, coding) in codings.into_iter().enumerate().rev() {
         let name = coding.name();
+        let max = if codings_left > 0 { between } else { max };
         let bytes = coding.decode(&decoded, max).map_err(|error| {
-            ReadError::malformed(format!("The body is not {name}, as it says: {error}"))
+            ReadError::malformed(format!("The body cannot be decoded as {name}: {error}"))
         })?;
         if bytes.len() > max {
             return Err(ReadError::too_large(format!(
-                "The body is longer than {max} bytes when it is decoded"
+                "The body is longer than {max} bytes when its {name} is decoded"
             )));
         }
         decoded = Cow::Owned(bytes);
@@ -129,30 +146,50 @@ fn has_zlib_header(body: &[u8]) -> bool {
     }
 }
 
-/// One frame behind the other, as they are in what was written in pieces.
-fn zstd(mut body: &[u8], max: usize) -> io::Result<Vec<u8>> {
+/// Decodes one piece behind the other, as they are in what was written in
+/// pieces. `next` takes a piece off the body, and adds at most so many bytes.
+fn pieces(
+    mut body: &[u8],
+    max: usize,
+    next: fn(&mut &[u8], u64, &mut Vec<u8>) -> io::Result<()>,
+) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut count = 0;
+    while !body.is_empty() && bytes.len() <= max {
+        count += 1;
+        if count > MOST_PIECES {
+            let message = format!("it is in more than {MOST_PIECES} pieces");
+            return Err(io::Error::other(message));
+        }
+        next(&mut body, (max - bytes.len()) as u64 + 1, &mut bytes)?;
+    }
+    Ok(bytes)
+}
+
+fn member(body: &mut &[u8], room: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
+    GzDecoder::new(body).take(room).read_to_end(bytes)?;
+    Ok(())
+}
+
+fn frame(body: &mut &[u8], room: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
     use ruzstd::decoding::{
         StreamingDecoder,
         errors::{FrameDecoderError, ReadFrameHeaderError},
     };
-    let mut bytes = Vec::new();
-    while !body.is_empty() && bytes.len() <= max {
-        match StreamingDecoder::new_with_max_window_size(&mut body, ZSTD_WINDOW) {
-            Ok(frame) => {
-                let room = (max - bytes.len()) as u64 + 1;
-                frame.take(room).read_to_end(&mut bytes)?;
-            }
-            Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
-                length,
-                ..
-            })) => {
-                let length = usize::try_from(length).unwrap_or(usize::MAX);
-                body = body
-                    .get(length..)
-                    .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
-            }
-            Err(error) => return Err(io::Error::other(error)),
+    match StreamingDecoder::new_with_max_window_size(&mut *body, ZSTD_WINDOW) {
+        Ok(frame) => {
+            frame.take(room).read_to_end(bytes)?;
         }
+        Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+            length,
+            ..
+        })) => {
+            let length = usize::try_from(length).unwrap_or(usize::MAX);
+            *body = body
+                .get(length..)
+                .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
+        }
+        Err(error) => return Err(io::Error::other(error)),
     }
-    Ok(bytes)
+    Ok(())
 }

@@ -195,28 +195,33 @@ impl Letter {
             // Greek, Cyrillic, Armenian, Hebrew, Arabic.
             0x370..=0x3ff => Self::Other(46),
             0x400..=0x45f => Self::Other(30),
-            0x530..=0x58f => Self::Other(60),
+            0x530..=0x58f => Self::Other(90),
             0x590..=0x5ff => Self::Other(50),
             0x600..=0x6ff => Self::Other(40),
-            // Devanagari, the other scripts of India; Thai, Lao, Tibetan.
+            // Devanagari, the other scripts of India, of which Odia and Sinhala
+            // are rare; Thai; Lao and Tibetan, Burmese and Georgian, Khmer.
             0x900..=0x97f => Self::Other(48),
-            0x980..=0xdff => Self::Other(64),
-            0xe00..=0xfff => Self::Other(46),
+            0xb00..=0xb7f | 0xd80..=0xdff => Self::Other(108),
+            0x980..=0xd7f => Self::Other(76),
+            0xe00..=0xe7f => Self::Other(46),
+            0xe80..=0xfff => Self::Other(96),
+            0x1000..=0x10ff | 0x1780..=0x17ff => Self::Other(100),
             // Combining marks.
             0x300..=0x36f => Self::Other(96),
             // Punctuation and signs; arrows and all after them are rarer.
             0x2000..=0x218f => Self::Other(64),
-            0x2190..=0x2bff => Self::Other(96),
+            0x2190..=0x27ff => Self::Other(96),
             // Chinese, Japanese, Korean: signs and kana, ideographs, the rare
             // ones, Hangul, full-width forms.
             0x3000..=0x30ff => Self::Other(56),
             0x3400..=0x4dbf => Self::Other(128),
             0x4e00..=0x9fff => Self::Other(64),
             0xac00..=0xd7a3 => Self::Other(84),
-            0xff00..=0xffef => Self::Other(64),
+            0xff00..=0xffef => Self::Other(80),
             // Emoji and all else above.
             0x1_0000.. => Self::Other(130),
-            _ => Self::Other(100),
+            // Rare: a token for each of up to three bytes.
+            _ => Self::Other(128),
         }
     }
 }

@@ -86,8 +86,9 @@ impl<'de, E: EstimateTokens> Visitor<'de> for OfRequest<'_, E> {
         let mut heads = reader.keys.then(<[Head; HEADS.len()]>::default);
         let mut found = Found::default();
         let (mut answers, mut prompts) = (1, 1);
-        // Of a ranking: each document is read with the query.
-        let (mut query, mut documents) = (0, 1);
+        // Of a ranking: each document is read with the query. Several queries
+        // are read with a document each.
+        let (mut query, mut queries, mut documents) = (0, 1, 1);
         let mut has_model = false;
         while let Some(Name(name)) = map.next_key()? {
             let part = match &*name {
@@ -136,12 +137,16 @@ impl<'de, E: EstimateTokens> Visitor<'de> for OfRequest<'_, E> {
             })?;
             match &*name {
                 "prompt" => prompts = count.max(1),
-                "query" | "text_1" => query = counter.tokens - before,
+                "query" | "queries" | "text_1" => {
+                    (query, queries) = (counter.tokens - before, count.max(1));
+                }
                 "documents" | "items" | "texts" | "text_2" => documents = count.max(1),
                 _ => {}
             }
         }
-        counter.add(query.saturating_mul(documents - 1));
+        if queries == 1 {
+            counter.add(query.saturating_mul(documents - 1));
+        }
         found.streamed.get_or_insert(false);
         found.choices = answers.saturating_mul(prompts);
         found.prompt_tokens = counter.tokens;

@@ -38,8 +38,10 @@
 //! - **Forms** (`multipart/form-data`), as audio is sent in. A file is gone
 //!   over, and not copied.
 //! - **Compressed** bodies of both kinds: gzip, deflate, br and zstd, of at
-//!   most [32 MiB](RequestReader::max_decoded_bytes) when they are decoded.
-//!   The body that was given stays as it was, to be sent on.
+//!   most [32 MiB](RequestReader::max_decoded_bytes) when they are decoded,
+//!   and of at most 1,024 gzip members or zstd frames, each of which takes its
+//!   time however short it is. The body that was given stays as it was, to be
+//!   sent on.
 //! - Anything else is a file: it names no model.
 //!
 //! # Prompt size
@@ -53,7 +55,7 @@
 //! | an image, embedded or by address | [1,024 tokens](RequestReader::media_tokens), whatever its size |
 //! | audio, video or a file, embedded or in a form | 1 token for each 1,000 bytes |
 //! | the same by address or id | as an image |
-//! | a query of a ranking | once with each document |
+//! | a query of a ranking | once with each document; several once each |
 //!
 //! A prompt counts once, however many [choices](ReadRequest::choices) are
 //! asked for: engines prefill it once. A prompt that cannot be parsed here but

@@ -7,15 +7,20 @@
 enum Key {
     Other = 1,
     Arguments,
+    CacheCreationInputTokens,
+    CacheReadInputTokens,
     Choices,
     CompletionTokens,
     Content,
     ContentBlock,
     Delta,
+    Details,
     Error,
     FinishReason,
     Function,
     FunctionCall,
+    GeneratedTokens,
+    InputLength,
     InputTokens,
     Message,
     MetaInfo,
@@ -45,15 +50,20 @@ impl Key {
     fn of(name: &[u8]) -> Self {
         match name {
             b"arguments" => Self::Arguments,
+            b"cache_creation_input_tokens" => Self::CacheCreationInputTokens,
+            b"cache_read_input_tokens" => Self::CacheReadInputTokens,
             b"choices" => Self::Choices,
             b"completion_tokens" => Self::CompletionTokens,
             b"content" => Self::Content,
             b"content_block" => Self::ContentBlock,
             b"delta" => Self::Delta,
+            b"details" => Self::Details,
             b"error" => Self::Error,
             b"finish_reason" => Self::FinishReason,
             b"function" => Self::Function,
             b"function_call" => Self::FunctionCall,
+            b"generated_tokens" => Self::GeneratedTokens,
+            b"input_length" => Self::InputLength,
             b"input_tokens" => Self::InputTokens,
             b"message" => Self::Message,
             b"meta_info" => Self::MetaInfo,
@@ -136,12 +146,18 @@ paths! {
     OUT_SGLANG = MetaInfo.CompletionTokens;
     OUT_LLAMA_CPP = TokensPredicted;
     OUT_TIMINGS = Timings.PredictedN;
+    OUT_TGI = Details.GeneratedTokens;
     IN_OPENAI = Usage.PromptTokens;
     IN_ANTHROPIC = Usage.InputTokens;
     IN_ANTHROPIC_START = Message.Usage.InputTokens;
     IN_RESPONSES = Response.Usage.InputTokens;
     IN_SGLANG = MetaInfo.PromptTokens;
     IN_LLAMA_CPP = TokensEvaluated;
+    IN_TGI = Details.InputLength;
+    CACHE_READ = Usage.CacheReadInputTokens;
+    CACHE_READ_START = Message.Usage.CacheReadInputTokens;
+    CACHE_WRITTEN = Usage.CacheCreationInputTokens;
+    CACHE_WRITTEN_START = Message.Usage.CacheCreationInputTokens;
 }
 
 /// What the data of one event has said so far.
@@ -155,7 +171,9 @@ pub(super) struct Said {
     pub(super) ids: u64,
     /// All tokens of the answer so far, and those of the prompt.
     pub(super) output_tokens: Option<u64>,
-    pub(super) prompt_tokens: Option<u64>,
+    prompt_tokens: Option<u64>,
+    /// What Anthropic's API leaves out of the tokens of the prompt.
+    cached_tokens: u64,
     /// It is an event of an API that is known here.
     pub(super) is_known: bool,
     /// An answer has all its text.
@@ -197,12 +215,21 @@ impl Said {
         }
     }
 
+    /// All tokens of the prompt.
+    pub(super) fn prompt_tokens(&self) -> Option<u64> {
+        Some(self.prompt_tokens?.saturating_add(self.cached_tokens))
+    }
+
     fn number(&mut self, path: Path, value: u64) {
         let count = match path {
             OUT_OPENAI | OUT_ANTHROPIC | OUT_RESPONSES | OUT_SGLANG | OUT_LLAMA_CPP
-            | OUT_TIMINGS => &mut self.output_tokens,
+            | OUT_TIMINGS | OUT_TGI => &mut self.output_tokens,
             IN_OPENAI | IN_ANTHROPIC | IN_ANTHROPIC_START | IN_RESPONSES | IN_SGLANG
-            | IN_LLAMA_CPP => &mut self.prompt_tokens,
+            | IN_LLAMA_CPP | IN_TGI => &mut self.prompt_tokens,
+            CACHE_READ | CACHE_READ_START | CACHE_WRITTEN | CACHE_WRITTEN_START => {
+                self.cached_tokens = self.cached_tokens.saturating_add(value);
+                return;
+            }
             _ => return,
         };
         *count = Some(count.map_or(value, |count| count.max(value)));
@@ -235,7 +262,7 @@ pub(super) struct Word {
 }
 
 impl Word {
-    const LONGEST: usize = 24;
+    const LONGEST: usize = 32;
 
     pub(super) fn push(&mut self, bytes: &[u8]) {
         let length = usize::from(self.length);

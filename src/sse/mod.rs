@@ -24,7 +24,7 @@
 //! | any other of these APIs, such as `message_start` or `response.created` | nothing |
 //! | another JSON | one token |
 //! | what is no JSON | its text |
-//! | `usage`, `response.usage`, `meta_info`, `timings` or `tokens_predicted` in any of them | all tokens so far |
+//! | `usage`, `response.usage`, `meta_info`, `timings`, `tokens_predicted` or TGI's `details` in any of them | all tokens so far |
 //!
 //! A text is *estimated*: over all events, a token for each 4 bytes of it, and
 //! one for each event at least. So an engine that sends each token when it has

@@ -135,7 +135,7 @@ impl StreamProgress {
         self.output_tokens
     }
 
-    /// The tokens of the prompt, if the stream gave them.
+    /// The tokens of the prompt, cached ones included, if the stream gave them.
     pub const fn prompt_tokens(&self) -> Option<u64> {
         self.prompt_tokens
     }
@@ -151,7 +151,7 @@ impl StreamProgress {
         let said = event.json.said;
         let is_done = event.length == 6 && event.head.get().starts_with(b"[DONE]");
         self.has_ended |= said.is_last || is_done;
-        self.prompt_tokens = said.prompt_tokens.or(self.prompt_tokens);
+        self.prompt_tokens = said.prompt_tokens().or(self.prompt_tokens);
         let text = match said.text() {
             _ if is_done || said.is_last => 0,
             0 if said.is_known || said.ids > 0 => 0,

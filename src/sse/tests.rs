@@ -231,6 +231,31 @@ fn what_the_stream_says_replaces_the_estimate() {
 }
 
 #[test]
+fn the_last_event_of_tgi_says_all_tokens() {
+    let word = r#"{"index":1,"token":{"id":5,"text":" hello","special":false},"generated_text":null,"details":null}"#;
+    let last = r#"{"index":9,"token":{"id":2,"text":"</s>","special":true},"generated_text":"hello","details":{"finish_reason":"eos_token","generated_tokens":9,"input_length":7,"seed":null}}"#;
+    let stream = [event(word).repeat(8), event(last)].concat();
+    assert_eq!(seen(&whole(stream)), (true, false, 9, Some(7), Some(9)));
+}
+
+#[test]
+fn cached_tokens_are_tokens_of_the_prompt() {
+    // Anthropic's API gives them beside the others, and OpenAI's among them.
+    let usage = r#"{"input_tokens":25,"cache_creation_input_tokens":100,"cache_read_input_tokens":1000,"output_tokens":1}"#;
+    for event_of in [
+        format!(r#"{{"type":"message_start","message":{{"usage":{usage}}}}}"#),
+        format!(r#"{{"type":"message_delta","usage":{usage}}}"#),
+    ] {
+        assert_eq!(whole(event(&event_of)).prompt_tokens(), Some(1125));
+        let only_output = r#"{"type":"message_delta","usage":{"output_tokens":9}}"#;
+        let stream = [event(&event_of), event(only_output)].concat();
+        assert_eq!(whole(stream).prompt_tokens(), Some(1125));
+    }
+    let openai = r#"{"choices":[],"usage":{"prompt_tokens":25,"prompt_tokens_details":{"cached_tokens":20}}}"#;
+    assert_eq!(whole(event(openai)).prompt_tokens(), Some(25));
+}
+
+#[test]
 fn the_last_event_counts_without_its_empty_line() {
     let stream = chat("a").repeat(2);
     for cut in 1..3 {

@@ -132,3 +132,49 @@ fn a_bomb_takes_no_more_than_its_bound() {
     assert!(error.to_string().contains("window"), "{error}");
     assert!(read(&["zstd"], b"\x28\xb5\x2f\xfd\x00\xa0\x01\0\0").is_err());
 }
+
+#[test]
+fn a_body_of_a_million_tiny_pieces_is_refused_before_it_takes_its_time() {
+    let frame = b"\x28\xb5\x2f\xfd\x00\x68\x09\0\0 ".to_vec();
+    let skipped = b"\x50\x2a\x4d\x18\0\0\0\0".to_vec();
+    let gzip: fn(&[u8]) -> Vec<u8> = gzip;
+    let zstd: fn(&[u8]) -> Vec<u8> = zstd;
+    for (coding, whole, piece) in [
+        ("gzip", gzip, gzip(b"")),
+        ("gzip", gzip, gzip(b" ")),
+        ("zstd", zstd, frame),
+        ("zstd", zstd, skipped),
+    ] {
+        let most = [piece.repeat(1023), whole(BODY)].concat();
+        let read = read(&[coding], &most);
+        assert!(read.is_ok(), "{coding}: {read:?}");
+        let error = self::read(&[coding], &piece.repeat(1025)).unwrap_err();
+        assert_eq!(error.status(), StatusCode::BAD_REQUEST, "{coding}");
+        assert!(error.to_string().contains("1024 pieces"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_compressed_twice_is_no_long_body_in_between() {
+    // Megabytes for a decoder, of a few hundred bytes.
+    let slow = gzip(&vec![0; 1_000_000]);
+    for coding in ["deflate, gzip", "br, gzip", "zstd, gzip", "gzip, gzip"] {
+        let error = read(&[coding], &slow).unwrap_err();
+        assert_eq!(error.status(), StatusCode::PAYLOAD_TOO_LARGE, "{coding}");
+        assert!(error.to_string().contains("65536 bytes"), "{error}");
+    }
+    // Noise does not get shorter, so it may be long.
+    let noise: String = (0..100_000_u64)
+        .map(|n| {
+            format!(
+                "{:016x}",
+                n.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+            )
+        })
+        .collect();
+    let body = format!("{{\"model\":\"tiny\",\"prompt\":\"{noise}\"}}");
+    let twice = gzip(&gzip(body.as_bytes()));
+    assert!(twice.len() > 300_000);
+    let read = RequestReader::new().read(&encoded(&["gzip, gzip"]), &twice);
+    assert_eq!(read.unwrap().model.as_deref(), Some("tiny"));
+}

@@ -92,8 +92,20 @@ fn rankings_read_the_query_with_each_document() {
         4,
     );
     counts(json!({"text_1": "two words", "text_2": ["a", "b"]}), 6);
-    counts(json!({"queries": ["one", "two"], "documents": ["a"]}), 3);
+    counts(
+        json!({"queries": ["two words"], "documents": ["a", "b"]}),
+        6,
+    );
     counts(json!({"query": "two words", "documents": 5}), 2 + 1);
+}
+
+#[test]
+fn several_queries_are_read_with_a_document_each() {
+    counts(json!({"queries": ["one", "two"], "documents": ["a"]}), 3);
+    let pairs = json!({"text_1": ["two words", "one"], "text_2": ["a", "b"]});
+    counts(pairs, 5);
+    let many = json!({"text_1": vec!["two words"; 50], "text_2": vec!["a"; 50]});
+    counts(many, 50 * 3);
 }
 
 #[test]

@@ -13,12 +13,13 @@ fuzz_target!(|input: &[u8]| {
         return;
     };
     let form = "multipart/form-data; boundary=x";
-    let (name, value) = match kind % 5 {
+    let (name, value) = match kind % 6 {
         0 => (CONTENT_TYPE, form),
         1 => (CONTENT_ENCODING, "gzip"),
         2 => (CONTENT_ENCODING, "deflate"),
         3 => (CONTENT_ENCODING, "br"),
-        _ => (CONTENT_ENCODING, "zstd"),
+        4 => (CONTENT_ENCODING, "zstd"),
+        _ => (CONTENT_ENCODING, "deflate, gzip"),
     };
     let mut headers = HeaderMap::new();
     headers.insert(name, HeaderValue::from_static(value));
