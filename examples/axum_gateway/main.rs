@@ -1,8 +1,10 @@
-//! Serves the models of a fleet from axum: `POST /v1/*` goes to the stack of
-//! the model that the body names.
+//! Serves the models of a fleet from axum: each request goes to the stack of the
+//! model that its body names.
 //!
 //! The [`Fleet`] connects workers over HTTP and composes, for each model, status
-//! → retry → pool. The body is in memory, so that it can be sent again.
+//! → retry → pool. The [`Front`](tower_overload::front::Front) reads requests,
+//! answers what is no load, such as `/v1/models`, and mounts beside whatever
+//! routes the application has.
 //!
 //! ```console
 //! $ cargo run --features api,upstream --example axum_gateway -- \
@@ -14,27 +16,23 @@
 
 use axum::{
     Router,
-    body::{Body, to_bytes},
-    extract::{Request, State},
-    http::StatusCode,
-    response::{IntoResponse, Response},
-    routing::{get, post},
+    body::Body,
+    http::{Request, Response, StatusCode},
+    routing::get,
     serve::ListenerExt,
 };
-use bytes::Bytes;
 use clap::Parser;
-use http_body_util::Full;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use std::{convert::Infallible, future::pending, io, net::SocketAddr};
 use tokio::net::TcpListener;
-use tower::{Layer, ServiceBuilder, ServiceExt, retry::RetryLayer, util::BoxCloneSyncService};
+use tower::{Layer, ServiceBuilder, retry::RetryLayer, util::BoxCloneSyncService};
 use tower_overload::{
     BoxError, OverloadStatusLayer, TimeLimitLayer, WorkerPool,
-    api::RequestReader,
     busy::RetryRefused,
     fleet::{Compose, Connect, Fleet, FleetBuilder, Origin, Registration},
-    limits::{Streamed, TimeLimit},
-    upstream::{HttpWorker, HttpWorkerBuilder, sse::EventStreamLayer},
+    front::{FrontBuilder, Problem, WholeBody},
+    limits::TimeLimit,
+    upstream::{HttpWorker, HttpWorkerBuilder, forward::Forwarding, sse::EventStreamLayer},
 };
 
 #[derive(Debug, Parser)]
@@ -48,10 +46,9 @@ struct Options {
 }
 
 type Worker = TimeLimit<HttpWorker>;
-type Stack = BoxCloneSyncService<http::Request<Full<Bytes>>, Response, Infallible>;
-type Gateway = Fleet<Worker, Stack>;
+type Stack = BoxCloneSyncService<Request<WholeBody>, Response<Body>, Infallible>;
 
-fn gateway() -> Result<Gateway, BoxError> {
+fn fleet() -> Result<Fleet<Worker, Stack>, BoxError> {
     let builder = HttpWorkerBuilder::new();
     let connect = move |worker: &Connect<'_>| {
         let limits = TimeLimitLayer::new().worker(worker.id.clone());
@@ -64,7 +61,7 @@ fn gateway() -> Result<Gateway, BoxError> {
         tokio::spawn(pool.driver());
         let members = pool.members();
         let stack = ServiceBuilder::new()
-            .map_response(|response: http::Response<_>| response.map(Body::new))
+            .map_response(|response: Response<_>| response.map(Body::new))
             .layer(status.clone())
             .layer(EventStreamLayer::new())
             .layer(RetryLayer::new(RetryRefused::new(2)))
@@ -76,32 +73,16 @@ fn gateway() -> Result<Gateway, BoxError> {
     Ok(builder.build(connect, compose)?)
 }
 
-fn app(fleet: Gateway) -> Router {
+fn app(fleet: Fleet<Worker, Stack>) -> Router {
+    // What cannot be forwarded says nothing about the workers.
+    let forwarding = Forwarding::new();
+    let front = FrontBuilder::new()
+        .check(move |parts| forwarding.check(parts).map_err(Problem::from))
+        .build(fleet);
+    let version = get(|| async { env!("CARGO_PKG_VERSION") });
     Router::new()
-        .route("/v1/{*path}", post(forward))
-        .route("/health", get(|| async { "ok" }))
-        .with_state(fleet)
-}
-
-async fn forward(State(fleet): State<Gateway>, request: Request) -> Response {
-    let (mut parts, body) = request.into_parts();
-    let Ok(body) = to_bytes(body, 8 << 20).await else {
-        return StatusCode::PAYLOAD_TOO_LARGE.into_response();
-    };
-    let Ok(read) = RequestReader::new().read(&parts.headers, &body) else {
-        return StatusCode::BAD_REQUEST.into_response();
-    };
-    let Some(model) = read.model.and_then(|name| fleet.model(&name)) else {
-        return (StatusCode::NOT_FOUND, "no such model").into_response();
-    };
-    // For the series of the status layer, and for the limits on a head.
-    parts.extensions.insert(model.label().clone());
-    parts
-        .extensions
-        .insert(Streamed(read.streamed == Some(true)));
-    let request = http::Request::from_parts(parts, Full::from(body));
-    let Ok(response) = model.service().clone().oneshot(request).await;
-    response
+        .route("/version", version)
+        .fallback_service(front)
 }
 
 async fn serve(address: SocketAddr, app: Router) -> io::Result<SocketAddr> {
@@ -116,7 +97,7 @@ async fn serve(address: SocketAddr, app: Router) -> io::Result<SocketAddr> {
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let options = Options::parse();
-    let fleet = gateway()?;
+    let fleet = fleet()?;
     for url in options.workers {
         fleet.register(&url, Registration::at(&url), Origin::Static)?;
     }
@@ -129,16 +110,15 @@ async fn main() -> Result<(), BoxError> {
     for (id, status) in [("free", 200), ("full", 529)] {
         let status = StatusCode::from_u16(status)?;
         let worker = Router::new().fallback(move || async move { (status, id) });
-        let address = serve(any, worker).await?;
-        let registration = Registration::at(format!("http://{address}"));
+        let registration = Registration::at(format!("http://{}", serve(any, worker).await?));
         fleet.register(id, registration, Origin::Static)?;
     }
     let address = serve(any, app(fleet.clone())).await?;
     let client = Client::builder(TokioExecutor::new()).build_http();
     let ask = async |model: &str| {
-        let body = Full::<Bytes>::from(format!(r#"{{"model":"{model}","prompt":"Hello"}}"#));
-        let request = http::Request::post(format!("http://{address}/v1/completions"));
-        let status = client.request(request.body(body)?).await?.status();
+        let body = WholeBody::from(format!(r#"{{"model":"{model}","prompt":"Hello"}}"#));
+        let request = Request::post(format!("http://{address}/v1/completions")).body(body)?;
+        let status = client.request(request).await?.status();
         println!("{model}: {status}");
         Ok::<_, BoxError>(status.as_u16())
     };

@@ -29,14 +29,11 @@ use tower_overload::{
     },
 };
 
-/// The size of a prompt, which whoever reads the request puts into it:
-/// `api::RequestReader` estimates it.
-#[derive(Clone, Copy)]
-struct PromptTokens(u64);
-
-fn tokens<B>(request: &Request<B>) -> u64 {
-    let tokens = request.extensions().get::<PromptTokens>();
-    tokens.map_or(0, |tokens| tokens.0)
+/// What a request costs, which whoever has read it puts into it: a front does,
+/// see `FrontBuilder::costs`.
+fn cost<B>(request: &Request<B>) -> Cost {
+    let cost = request.extensions().get::<Cost>();
+    cost.copied().unwrap_or_default()
 }
 
 /// The fullest worker whose batch of so many tokens takes the prompt.
@@ -48,7 +45,7 @@ impl<B> Pick<Request<B>> for BestFit {
         request: &Request<B>,
         workers: &OpenWorkers<'_, Request<B>>,
     ) -> Option<Candidate<Request<B>>> {
-        let tokens = tokens(request);
+        let tokens = cost(request).prefill_tokens();
         (0..workers.len())
             .filter_map(|at| workers.get(at))
             .filter(|worker| worker.load() + tokens <= self.0)
@@ -64,9 +61,7 @@ struct By(&'static str);
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), BoxError> {
     let block_size = NonZeroU64::new(16).ok_or("it is not 0")?;
-    let tracker = LoadTracker::new(WorkerMonitor::new(), move |request: &Request<()>| {
-        Cost::of_prompt(tokens(request), block_size)
-    });
+    let tracker = LoadTracker::new(WorkerMonitor::new(), cost::<()>);
     let (workers, changes) = roster();
     for id in ["a", "b"] {
         let client = ServiceBuilder::new().layer(tracker.layer(id)).service_fn(
@@ -87,7 +82,9 @@ async fn main() -> Result<(), BoxError> {
     // the response is kept and not read.
     let send = async |prompt| {
         let mut request = Request::new(());
-        request.extensions_mut().insert(PromptTokens(prompt));
+        request
+            .extensions_mut()
+            .insert(Cost::of_prompt(prompt, block_size));
         let response = pool.clone().oneshot(request).await?;
         let By(worker) = *response.extensions().get().ok_or("it says who it is")?;
         println!("{prompt} tokens went to {worker}");
