@@ -34,7 +34,7 @@ where
     let mut rounds = tokio::time::interval(EVERY);
     loop {
         rounds.tick().await;
-        match fs::read_to_string(&path) {
+        match tokio::fs::read_to_string(&path).await {
             Ok(list) => known = reconcile(&fleet, &origin, &known, &list),
             Err(error) => eprintln!("{}: {error}: its workers stay", path.display()),
         }
