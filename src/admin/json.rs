@@ -63,14 +63,34 @@ pub(super) fn only(allowed: &'static str) -> Response<AdminBody> {
     response
 }
 
-/// What a body says, or the answer that says what is wrong with it.
-pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Response<AdminBody>> {
+/// What is wrong with a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wrong {
+    pub(super) status: StatusCode,
+    message: String,
+}
+
+impl Wrong {
+    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+        }
+    }
+
+    pub(super) fn answer(&self) -> Response<AdminBody> {
+        error(self.status, &self.message)
+    }
+}
+
+/// What a body says.
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Wrong> {
     serde_json::from_slice(body).map_err(|invalid| {
         let status = match invalid.classify() {
             Category::Data => StatusCode::UNPROCESSABLE_ENTITY,
             Category::Syntax | Category::Eof | Category::Io => StatusCode::BAD_REQUEST,
         };
-        error(status, &invalid.to_string())
+        Wrong::new(status, invalid.to_string())
     })
 }
 

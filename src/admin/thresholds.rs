@@ -111,7 +111,7 @@ fn list(thresholds: &ModelThresholds) -> Response<AdminBody> {
 fn post(thresholds: &ModelThresholds, body: &[u8]) -> Response<AdminBody> {
     let request: Update = match json::parse(body) {
         Ok(Object(request)) => request,
-        Err(answer) => return answer,
+        Err(wrong) => return wrong.answer(),
     };
     let update = ThresholdUpdate::new()
         .active_decode_blocks(request.active_decode_blocks_threshold)

@@ -123,9 +123,11 @@ pub(super) struct Models<S, M> {
 
 struct Table<S, M> {
     next: u64,
-    /// With the place in the order in which they were last claimed.
-    by_name: HashMap<Arc<str>, (Arc<Served<S, M>>, u64)>,
+    by_name: HashMap<Arc<str>, Claimed<S, M>>,
 }
+
+/// A model, and its place in the order in which they were last claimed.
+type Claimed<S, M> = (Arc<Served<S, M>>, u64);
 
 /// A model that is in the table, and one that had to make room for it.
 pub(super) struct Entered<S, M> {
@@ -252,7 +254,7 @@ impl<S, M> Table<S, M> {
 
     /// Those that nobody serves, that no operator has given thresholds and
     /// that are not to stay. Nobody comes to hold one without the lock.
-    fn unneeded(&self) -> impl Iterator<Item = &(Arc<Served<S, M>>, u64)> {
+    fn unneeded(&self) -> impl Iterator<Item = &Claimed<S, M>> {
         self.by_name.values().filter(|(served, _)| {
             let is_default = || served.thresholds.get() == Default::default();
             !served.is_pinned.load(Ordering::Relaxed)

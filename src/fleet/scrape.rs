@@ -242,7 +242,7 @@ impl Read {
         let now = Instant::now();
         let ranks = report.ranks().iter().map(|rank| rank.dp_rank).collect();
         let blocks = report.kv_blocks().unwrap_or(STAND_IN_BLOCKS);
-        let loads: Arc<dyn Fn(&Id, &WorkerConfig) -> Vec<_> + Send + Sync> =
+        let loads: Arc<Loads> =
             Arc::new(move |id, config| report.loads(id, config, WaitingTokens::default()));
         let learned = Learned {
             kv_total_blocks: Some(blocks),

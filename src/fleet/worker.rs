@@ -69,12 +69,11 @@ pub(super) struct Learned {
     pub(super) load: Option<Reading>,
 }
 
-/// When the load was read, and what it is of a worker that is configured so:
-/// what is read is a share.
-pub(super) type Reading = (
-    Instant,
-    Arc<dyn Fn(&Id, &WorkerConfig) -> Vec<LoadEvent<Id>> + Send + Sync>,
-);
+/// When the load was read, and what it is.
+pub(super) type Reading = (Instant, Arc<Loads>);
+
+/// The load of a worker that is configured so: what is read is a share.
+pub(super) type Loads = dyn Fn(&Id, &WorkerConfig) -> Vec<LoadEvent<Id>> + Send + Sync;
 
 impl Learned {
     /// The configuration of a worker that is registered so.

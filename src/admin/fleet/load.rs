@@ -42,7 +42,7 @@ struct Taken {
 pub(super) fn post<S: Clone, M>(fleet: &Fleet<S, M>, body: &[u8]) -> Response<AdminBody> {
     let Objects(loads) = match json::parse::<Objects<Load>>(body) {
         Ok(loads) => loads,
-        Err(answer) => return answer,
+        Err(wrong) => return wrong.answer(),
     };
     let events: Vec<LoadEvent<Id>> = loads.into_iter().map(LoadEvent::from).collect();
     let observed = fleet.observe(&events);

@@ -63,7 +63,7 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let route = match Route::of(request.uri().path()) {
             Ok(route) => route,
-            Err(answer) => return ResponseFuture::answer(answer),
+            Err(wrong) => return ResponseFuture::answer(wrong.answer()),
         };
         match route {
             Route::Thresholds => self.thresholds.call(request),
@@ -133,14 +133,14 @@ where
 fn put<S: Clone, M>(fleet: &Fleet<S, M>, id: &str, body: &[u8]) -> Response<AdminBody> {
     match json::parse::<Object<worker::Body>>(body) {
         Ok(Object(body)) => answer(fleet.put(id, body.into())),
-        Err(answer) => answer,
+        Err(wrong) => wrong.answer(),
     }
 }
 
 fn patch<S: Clone, M>(fleet: &Fleet<S, M>, id: &str, body: &[u8]) -> Response<AdminBody> {
     match json::parse::<Object<worker::Body>>(body) {
         Ok(Object(body)) => answer(fleet.patch(id, body.into())),
-        Err(answer) => answer,
+        Err(wrong) => wrong.answer(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a path is of.
 
-use super::{AdminBody, error};
-use http::{Response, StatusCode};
+use super::json::Wrong;
+use http::StatusCode;
 use percent_encoding::percent_decode_str;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) enum Route {
 }
 
 impl Route {
-    pub(super) fn of(path: &str) -> Result<Self, Response<AdminBody>> {
+    pub(super) fn of(path: &str) -> Result<Self, Wrong> {
         match path {
             "/workers" => Ok(Self::Workers),
             "/worker_load" => Ok(Self::Load),
@@ -23,17 +23,20 @@ impl Route {
             "/busy_threshold" => Ok(Self::Thresholds),
             _ => match path.strip_prefix("/workers/") {
                 Some(id) if !id.is_empty() && !id.contains('/') => Self::worker(id),
-                _ => Err(error(StatusCode::NOT_FOUND, &format!("there is no {path}"))),
+                _ => Err(Wrong::new(
+                    StatusCode::NOT_FOUND,
+                    format!("there is no {path}"),
+                )),
             },
         }
     }
 
-    fn worker(id: &str) -> Result<Self, Response<AdminBody>> {
+    fn worker(id: &str) -> Result<Self, Wrong> {
         match percent_decode_str(id).decode_utf8() {
             Ok(id) => Ok(Self::Worker((*id).into())),
-            Err(_) => Err(error(
+            Err(_) => Err(Wrong::new(
                 StatusCode::BAD_REQUEST,
-                &format!("the id {id:?} is not UTF-8 when it is decoded"),
+                format!("the id {id:?} is not UTF-8 when it is decoded"),
             )),
         }
     }
@@ -45,7 +48,7 @@ mod tests {
 
     #[test]
     fn an_id_is_one_segment_that_is_decoded() {
-        let id = |path: &str| Route::of(path).map_err(|answer| answer.status().as_u16());
+        let id = |path: &str| Route::of(path).map_err(|wrong| wrong.status.as_u16());
         assert_eq!(
             id("/workers/a%2Fb%20%C3%A9"),
             Ok(Route::Worker("a/b é".into()))
