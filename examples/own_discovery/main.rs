@@ -14,7 +14,7 @@
 
 use http::{Request, Response};
 use http_body_util::Full;
-use std::{collections::BTreeSet, convert::Infallible, fs, io, path::PathBuf, time::Duration};
+use std::{convert::Infallible, fs, io, path::PathBuf, time::Duration};
 use tower::{ServiceExt, service_fn};
 use tower_overload::{
     BoxError, WorkerPool,
@@ -29,44 +29,21 @@ where
     S: Clone + Send + 'static,
     M: Send + Sync + 'static,
 {
-    let origin = Origin::source("file");
-    let mut known = BTreeSet::new();
     let mut rounds = tokio::time::interval(EVERY);
     loop {
         rounds.tick().await;
         match tokio::fs::read_to_string(&path).await {
-            Ok(list) => known = reconcile(&fleet, &origin, &known, &list),
+            Ok(list) => {
+                let workers = list.lines().filter_map(|line| line.split_once(' '));
+                let workers = workers.map(|(id, url)| (id, Registration::at(url)));
+                // The same URL changes nothing, another one is another worker.
+                for (id, refused) in fleet.sync("file", workers) {
+                    eprintln!("{id}: {refused}");
+                }
+            }
             Err(error) => eprintln!("{}: {error}: its workers stay", path.display()),
         }
     }
-}
-
-/// Has the fleet be what the list says, and returns who is in it.
-fn reconcile<S, M>(
-    fleet: &Fleet<S, M>,
-    origin: &Origin,
-    known: &BTreeSet<String>,
-    list: &str,
-) -> BTreeSet<String>
-where
-    S: Clone + Send + 'static,
-    M: Send + Sync + 'static,
-{
-    let listed: Vec<_> = list
-        .lines()
-        .filter_map(|line| line.split_once(' '))
-        .collect();
-    let ids: BTreeSet<_> = listed.iter().map(|(id, _)| (*id).to_owned()).collect();
-    for gone in known.difference(&ids) {
-        fleet.leave(gone, origin);
-    }
-    for (id, url) in listed {
-        // The same URL changes nothing, another one is another worker.
-        if let Err(refused) = fleet.register(id, Registration::at(url), origin.clone()) {
-            eprintln!("{id}: {refused}");
-        }
-    }
-    ids
 }
 
 #[tokio::main(flavor = "current_thread", start_paused = true)]

@@ -1,6 +1,6 @@
 //! Workers behind a name, which is resolved again and again.
 
-use super::{Fleet, Origin, Registration, fleet::WeakFleet};
+use super::{Fleet, Registration, fleet::WeakFleet};
 use futures::future::BoxFuture;
 use std::{
     collections::BTreeSet,
@@ -83,9 +83,6 @@ async fn follow<S: Clone, M, F, R, A>(
     R: Future<Output = io::Result<A>>,
     A: IntoIterator<Item = SocketAddr>,
 {
-    let origin = Origin::source(name.clone());
-    let id = |address: SocketAddr| format!("{name}/{address}");
-    let mut known: BTreeSet<SocketAddr> = BTreeSet::new();
     let mut rounds = interval(every);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -108,23 +105,11 @@ async fn follow<S: Clone, M, F, R, A>(
             tracing::warn!(%name, "has no address: its workers stay");
             continue;
         }
-        for gone in known.difference(&found) {
-            if fleet.leave(&id(*gone), &origin) {
-                tracing::info!(worker = id(*gone), "has left the name");
-            }
+        let workers = found.into_iter();
+        let workers = workers.map(|address| (format!("{name}/{address}"), worker(address)));
+        for (worker, refused) in fleet.sync(&name, workers) {
+            tracing::warn!(worker = &*worker, %refused, "cannot be registered");
         }
-        // All of them: one may have been removed or refused meanwhile.
-        for address in &found {
-            let id = id(*address);
-            if known.contains(address) && fleet.knows(&id) {
-                continue;
-            }
-            match fleet.register(&id, worker(*address), origin.clone()) {
-                Ok(_) => tracing::info!(worker = id, "is behind the name"),
-                Err(refused) => tracing::warn!(worker = id, %refused, "cannot be registered"),
-            }
-        }
-        known = found;
     }
 }
 

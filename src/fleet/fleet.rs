@@ -519,6 +519,53 @@ impl<S: Clone, M> Fleet<S, M> {
         self.take(id, is_its).is_some()
     }
 
+    /// Has the workers of a [discovery](Origin::Source) be these and no others:
+    /// registers those that are new or have changed, and has those
+    /// [leave](Self::leave) that are not among them. Returns which were
+    /// refused, and why.
+    ///
+    /// For a discovery that knows all of its workers at once. One that cannot
+    /// be asked knows nothing: leave the workers as they are.
+    pub fn sync<I: Into<Id>>(
+        &self,
+        discovery: &str,
+        workers: impl IntoIterator<Item = (I, Registration)>,
+    ) -> Vec<(Id, Refused)> {
+        let origin = Origin::source(discovery);
+        let workers = workers.into_iter().map(|(id, worker)| (id.into(), worker));
+        let workers: BTreeMap<Id, Registration> = workers.collect();
+        let state = lock(&self.inner.state);
+        let known = state.workers.iter();
+        let known = known.filter_map(|(id, entry)| Some((id, entry.wanted.as_ref()?)));
+        let is_its = |wanted: &Wanted<S, M>| wanted.origin == origin;
+        let gone: Vec<Id> = known
+            .filter(|(id, wanted)| is_its(wanted) && !workers.contains_key(*id))
+            .map(|(id, _)| id.clone())
+            .collect();
+        let is_as_said = |id: &Id, worker: &Registration| {
+            let known = state.wanted(id);
+            known.is_some_and(|known| is_its(known) && known.registration == *worker)
+        };
+        let news: Vec<_> = workers
+            .iter()
+            .filter(|(id, worker)| !is_as_said(id, worker))
+            .collect();
+        drop(state);
+        for id in gone {
+            if self.leave(&id, &origin) {
+                tracing::info!(worker = &*id, discovery, "has left");
+            }
+        }
+        let mut refused = Vec::new();
+        for (id, worker) in news {
+            match self.register(id, worker.clone(), origin.clone()) {
+                Ok(_) => tracing::info!(worker = &**id, discovery, "is there"),
+                Err(why) => refused.push((id.clone(), why)),
+            }
+        }
+        refused
+    }
+
     fn take(&self, id: &str, is_its: impl FnOnce(&Origin) -> bool) -> Option<Removed> {
         let mut state = lock(&self.inner.state);
         let (id, _) = state.workers.get_key_value(id)?;

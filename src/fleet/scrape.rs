@@ -1,6 +1,10 @@
 //! The load of workers that do not report it: their own metrics.
 
-use super::{Fleet, Id, SignsOfLife, fleet::WeakFleet, worker::Learned};
+use super::{
+    Fleet, Id, SignsOfLife,
+    fleet::WeakFleet,
+    worker::{Learned, Loads},
+};
 use crate::{
     BoxError,
     busy::Observation,

@@ -221,3 +221,26 @@ async fn a_worker_that_comes_back_has_the_requests_that_it_still_has() {
     drop(running);
     assert_eq!(counted(), 0);
 }
+
+#[tokio::test]
+async fn a_discovery_that_knows_all_of_its_workers_says_so_in_one_call() {
+    let fleet = fleet();
+    fleet.register("static", at(9), Origin::Static).unwrap();
+    let sync = |ports: &[u16]| {
+        let workers = ports.iter().map(|port| (format!("w{port}"), at(*port)));
+        let refused = fleet.sync("file", workers);
+        refused
+            .into_iter()
+            .map(|(id, why)| (id.to_string(), why.kind()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(sync(&[1, 2]), []);
+    assert_eq!(ids(&fleet), ["static", "w1", "w2"]);
+    assert_eq!(sync(&[2, 3, 0]), [("w0".into(), RefusedKind::Invalid)]);
+    assert_eq!(ids(&fleet), ["static", "w2", "w3"]);
+    // What an operator did to one that has not changed stays.
+    fleet.drain("w2", true).unwrap();
+    assert_eq!(sync(&[2]), []);
+    assert!(fleet.worker("w2").unwrap().has(Mark::Draining));
+    assert_eq!(ids(&fleet), ["static", "w2"]);
+}
