@@ -23,17 +23,20 @@
 //! | [`busy`] | the marks of workers, and the layers that make a stock balancer honour them |
 //! | [`limits`] | how long a worker may take: to the head, to the first frame, between frames |
 //! | [`load`] | when a worker is busy, from what it reports |
+//! | [`fleet`] | who is there: what changes when a worker comes, moves, drains or goes. **Start here for a gateway** |
+//! | `front` | what stands before the models: reads a request and hands it to the one that it is for |
 //! | `api` | what a gateway reads of a request: its model, whether it streams, the size of its prompt |
+//! | `admin` | what operators and workers say to a gateway over HTTP |
 //! | [`status`] | errors become responses |
 //! | [`completion`] | a request is over when its response *body* is |
 //! | [`error`] | the errors, and how to find them |
 //! | [`sse`] | how far a streamed answer has come: its first token, its tokens, its end |
 //! | [`metrics`] | every metric, in one table |
 //!
-//! The feature `admin` adds an operator's interface to the thresholds, `api`
-//! the reader of requests, `nats` load events and registrations for a fleet of
-//! many gateways, `scrape` the load of stock engines, and `upstream` workers
-//! over HTTP, with what a proxy has to do.
+//! The feature `admin` adds the interface of operators and workers over HTTP,
+//! `api` the front and the reader of requests, `nats` load events and
+//! registrations for a fleet of many gateways, `scrape` the load of stock
+//! engines, and `upstream` workers over HTTP, with what a proxy has to do.
 //!
 //! # Example
 //!
@@ -83,7 +86,9 @@
 //! ```
 //!
 //! The examples `gateway`, `worker` and `replay` in the repository are the
-//! whole system over HTTP.
+//! whole system over HTTP. Ten small ones show one idea each: `axum_gateway`,
+//! `own_discovery`, `own_pick`, `time_limits`, `grpc`, `tenants`, `retry`,
+//! `priorities`, `shutdown` and `paused_clock`.
 #![forbid(unsafe_code)]
 #![deny(missing_docs, missing_debug_implementations)]
 
