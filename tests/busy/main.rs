@@ -4,5 +4,6 @@ mod discovery;
 mod filter;
 mod hostile;
 mod marks;
+mod mock;
 mod retry;
 mod support;

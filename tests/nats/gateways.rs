@@ -213,9 +213,9 @@ fn requests_are_served_by_the_fleet_and_an_address_stays_with_its_owner() {
             "{metrics}"
         );
 
-        // An operator takes it over: from then on it is the registration over
-        // HTTP that counts, and the end of the other one ends nothing.
-        let body = format!(r#"{{"url":"{}"}}"#, worker.url());
+        // It registers over HTTP as well: from then on it is that which counts,
+        // and the end of the other one ends nothing.
+        let body = format!(r#"{{"url":"{}","ttl_ms":3600000}}"#, worker.url());
         let json = [("content-type", "application/json")];
         let put = gateway.admin.send(Method::PUT, "/workers/a", &json, body);
         assert_eq!(put.await.unwrap().status(), StatusCode::OK);

@@ -13,6 +13,7 @@ mod pick;
 mod plain;
 mod plain_requests;
 mod retry;
+mod routing;
 mod sick;
 mod support;
 mod threads;

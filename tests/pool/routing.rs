@@ -3,10 +3,10 @@
 //! figures.
 
 #[allow(dead_code)] // The benchmark has more choices.
-#[path = "support/routing.rs"]
-mod routing;
+#[path = "../support/routing.rs"]
+mod simulation;
 
-use routing::{Choice, Scenario, Sessions, Trace, simulate};
+use simulation::{Choice, Scenario, Sessions, Trace, simulate};
 
 const REQUESTS: usize = 1_500;
 

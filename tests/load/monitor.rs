@@ -1,10 +1,6 @@
 //! What a monitor promises beyond the shared cases.
 
-mod support {
-    pub mod metrics;
-    pub mod serves;
-}
-
+use crate::support;
 use std::{sync::Arc, thread, time::Duration};
 use tokio::time::{Instant, advance};
 use tower_overload::{

@@ -1,16 +1,11 @@
 //! The shared cases, against the whole stack: monitor, set, discovery and pool.
 
-mod support {
-    pub mod cases;
-    pub mod serves;
-}
-
-use futures::FutureExt;
-use std::collections::BTreeSet;
-use support::{
+use crate::support::{
     cases::{self, Fleet},
     serves::Serves,
 };
+use futures::FutureExt;
+use std::collections::BTreeSet;
 use tower::{Service, load::CompleteOnResponse};
 use tower_overload::{
     ServiceOverloaded, Unavailable,
@@ -106,7 +101,7 @@ async fn every_case_holds() {
     let cases = cases::all();
     assert_eq!(
         cases.len(),
-        include_str!("data/monitor.jsonl").lines().count()
+        include_str!("../data/monitor.jsonl").lines().count()
     );
     for case in cases {
         cases::run(&case, &mut WholeStack::new()).await;

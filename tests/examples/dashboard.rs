@@ -13,7 +13,7 @@ const NOT_SHOWN: &[(&str, &str)] = &[];
 const OF_THE_SCRAPE: &[&str] = &["instance", "job"];
 
 fn dashboard() -> Value {
-    serde_json::from_str(include_str!("../examples/grafana/tower-overload.json")).unwrap()
+    serde_json::from_str(include_str!("../../examples/grafana/tower-overload.json")).unwrap()
 }
 
 /// A series that can be asked for: one of the several that a histogram is.
