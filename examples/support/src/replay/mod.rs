@@ -16,7 +16,7 @@ mod trace;
 pub use open_loop::open_loop;
 pub use options::ReplayArgs;
 pub use report::{Outcome, Pace, Report};
-pub use request::Requests;
+pub use request::{Events, Requests};
 pub use trace::{Arrival, LeftOut, Trace, TraceError, parse_trace};
 
 use http::Uri;

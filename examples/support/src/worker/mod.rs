@@ -24,6 +24,7 @@ mod vllm;
 pub use engine::{Engine, EngineBody, EngineFuture};
 pub use options::{WorkerArgs, WorkerConfig};
 pub use stack::stack;
+pub use vllm::Exporter;
 
 use crate::{
     engine::{Batch, Ledger, RankLoad},
