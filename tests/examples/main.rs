@@ -14,6 +14,9 @@ mod overload_curve;
 mod process;
 mod processes;
 mod replay;
+#[path = "../../examples/replay/replayer.rs"]
+mod replayer;
+#[path = "../../examples/replay/report.rs"]
 mod report;
 #[path = "../support/serving.rs"]
 mod support;

@@ -2,12 +2,12 @@
 
 use overload_examples::{
     cli::{no_environment, try_parse},
-    worker::{WorkerArgs, WorkerConfig},
+    worker::WorkerConfig,
 };
 use std::{ffi::OsString, net::Ipv4Addr};
 use tower_overload::admission::{ENGINE_REQUEST_LIMIT, Limits, REQUEST_QUEUE_LIMIT};
 
-fn args(args: &[&str]) -> WorkerArgs {
+fn args(args: &[&str]) -> WorkerConfig {
     let args = ["worker"].iter().chain(args).map(OsString::from);
     try_parse(args).unwrap()
 }
@@ -18,7 +18,7 @@ fn limits(flags: &[&str], slots: &str, queue: &str) -> Result<Option<Limits>, St
         REQUEST_QUEUE_LIMIT => Some(queue.into()),
         _ => None,
     };
-    match args(flags).config(&environment) {
+    match args(flags).with_environment(&environment) {
         Ok(config) => Ok(config.limits),
         Err(error) => Err(error.to_string()),
     }
@@ -30,7 +30,7 @@ fn some(slots: usize, queue: usize) -> Result<Option<Limits>, String> {
 
 #[test]
 fn the_defaults_are_those_of_the_configuration() {
-    let config = args(&[]).config(&no_environment).unwrap();
+    let config = args(&[]).with_environment(&no_environment).unwrap();
     assert_eq!(config, WorkerConfig::default());
 }
 
@@ -51,7 +51,7 @@ fn a_flag_beats_its_variable_and_an_empty_variable_is_unset() {
 fn a_worker_on_all_addresses_is_told_of_by_one_that_the_gateway_reaches() {
     let config = |more: &[&str]| {
         let all = [&["--listen", "0.0.0.0:0"], more].concat();
-        args(&all).config(&no_environment)
+        args(&all).with_environment(&no_environment)
     };
     assert_eq!(config(&[]).unwrap().reached_at, None, "nobody is told");
     let register = ["--register", "http://127.0.0.1:9000"];

@@ -12,8 +12,10 @@ use std::{
     fmt::{self, Display},
     io::{self, IsTerminal, Write},
     net::SocketAddr,
+    num::NonZeroU64,
     ops::RangeInclusive,
     str::FromStr,
+    time::Duration,
 };
 use tower_overload::{
     admission::EnvError,
@@ -102,6 +104,11 @@ pub fn try_parse<T: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<
     T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
+/// What an empty command line asks for.
+pub fn defaults<T: Parser>() -> T {
+    T::parse_from([""])
+}
+
 /// Clap lists missing options and possible values below its first line; this
 /// brings them into it.
 pub fn one_line_first(error: &str) -> String {
@@ -153,16 +160,52 @@ where
     }
 }
 
+/// The largest count that is exact in every JSON parser.
+pub const MOST: NonZeroU64 = NonZeroU64::new((1 << 53) - 1).unwrap();
+
+/// The longest time that an option can ask for.
+pub const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// A parser of times in milliseconds, within `allowed`.
+pub fn millis(
+    allowed: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync {
+    let whole = whole(allowed);
+    move |value| whole(value).map(Duration::from_millis)
+}
+
+/// A time after which something ends or is given up, if there is one.
+pub type Limit = Option<Duration>;
+
+/// A parser of times in milliseconds, where 0 switches something off.
+///
+/// # Errors
+///
+/// If `value` is no whole number, or more than a day.
+pub fn unless_off(value: &str) -> Result<Limit, String> {
+    let limit = millis(0..=DAY_MS)(value)?;
+    Ok(Some(limit).filter(|limit| !limit.is_zero()))
+}
+
+/// A parser of numbers that are finite and not negative.
+///
+/// # Errors
+///
+/// If `value` is anything else.
+pub fn at_least_0(value: &str) -> Result<f64, String> {
+    match value.parse() {
+        Ok(number) if f64::is_finite(number) && number >= 0.0 => Ok(number),
+        _ => Err("expected a number of at least 0".into()),
+    }
+}
+
 /// A parser of rates: finite, and 0 is infinitely fast.
 ///
 /// # Errors
 ///
 /// If `value` is anything else.
 pub fn rate(value: &str) -> Result<f64, String> {
-    match value.parse() {
-        Ok(rate) if f64::is_finite(rate) && rate >= 0.0 => Ok(rate),
-        _ => Err("expected a number of at least 0, where 0 is infinitely fast".into()),
-    }
+    at_least_0(value).map_err(|expected| format!("{expected}, where 0 is infinitely fast"))
 }
 
 /// A parser of numbers that are finite and above 0.
@@ -171,10 +214,8 @@ pub fn rate(value: &str) -> Result<f64, String> {
 ///
 /// If `value` is anything else.
 pub fn positive(value: &str) -> Result<f64, String> {
-    match value.parse() {
-        Ok(number) if f64::is_finite(number) && number > 0.0 => Ok(number),
-        _ => Err("expected a number above 0".into()),
-    }
+    let positive = at_least_0(value).ok().filter(|number| *number > 0.0);
+    positive.ok_or_else(|| "expected a number above 0".into())
 }
 
 /// A parser of addresses to listen on.

@@ -9,7 +9,6 @@
 pub mod cli;
 pub mod client;
 pub mod engine;
-pub mod gateway;
 pub mod openai;
 pub mod replay;
 mod report;

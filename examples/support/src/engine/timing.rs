@@ -1,11 +1,16 @@
+use crate::cli::rate;
+use clap::Args;
 use std::time::Duration;
 
 /// How fast each request is served; 0 is infinitely fast.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Args, Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
-    /// Prompt tokens a second, before the first token of the answer.
+    /// Prompt tokens a second of each request; 0 is infinitely fast
+    #[arg(long, default_value = "8000", value_name = "RATE", value_parser = rate)]
     pub prefill_tokens_per_second: f64,
-    /// Tokens a second of each answer, after its first one.
+
+    /// Generated tokens a second of each request; 0 is infinitely fast
+    #[arg(long, default_value = "50", value_name = "RATE", value_parser = rate)]
     pub decode_tokens_per_second: f64,
 }
 

@@ -22,7 +22,7 @@ mod stack;
 mod vllm;
 
 pub use engine::{Engine, EngineBody, EngineFuture};
-pub use options::{WorkerArgs, WorkerConfig};
+pub use options::WorkerConfig;
 pub use stack::stack;
 pub use vllm::Exporter;
 
