@@ -23,7 +23,7 @@ mod vllm;
 
 pub use engine::{Engine, EngineBody, EngineFuture};
 pub use options::WorkerConfig;
-pub use stack::stack;
+pub use stack::{Stack, stack};
 pub use vllm::Exporter;
 
 use crate::{

@@ -157,10 +157,10 @@ impl WorkerConfig {
 fn reached_at(listen: SocketAddr, gateway: &Uri) -> io::Result<IpAddr> {
     let host = gateway.host().unwrap_or_default();
     let host = host.trim_matches(['[', ']']);
-    let addresses = (host, gateway.port_u16().unwrap_or(80)).to_socket_addrs()?;
+    let mut addresses = (host, gateway.port_u16().unwrap_or(80)).to_socket_addrs()?;
     let any = listen.ip();
     let is_heard = |address: &SocketAddr| any.is_ipv6() || address.is_ipv4();
-    let address = addresses.filter(is_heard).next();
+    let address = addresses.find(is_heard);
     let address = address.ok_or_else(|| io::Error::other("has no IPv4 address"))?;
     let any: IpAddr = match address {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
