@@ -1,13 +1,11 @@
 //! The four curves: which layers are there, and what is behind them.
 
-use crate::workload::{REAL_TIME, Traffic};
-use clap::ValueEnum;
-use overload_examples::{
-    engine::Timing,
+use crate::{
     gateway::{Gateway, GatewayConfig, Observer},
-    replay::Arrival,
-    worker::WorkerConfig,
+    workload::{REAL_TIME, Traffic},
 };
+use clap::ValueEnum;
+use overload_examples::{engine::Timing, replay::Arrival, worker::WorkerConfig};
 use std::{io, num::NonZeroUsize, rc::Rc, time::Duration};
 use tower_overload::{admission::Limits, load::ThresholdUpdate};
 
@@ -140,7 +138,7 @@ impl Setting {
     pub fn config(&self, mode: Mode, workers: usize) -> io::Result<GatewayConfig> {
         let default = GatewayConfig::default();
         Ok(GatewayConfig {
-            embedded_workers: workers,
+            embedded_workers: Some(workers),
             embedded: self.worker(mode)?,
             thresholds: if mode.has_filter() {
                 ThresholdUpdate::new().active_decode_blocks(THRESHOLD)

@@ -16,6 +16,9 @@
 
 mod chart;
 mod fleet;
+#[allow(dead_code, unused_imports)] // It is started here, and not as a process.
+#[path = "../gateway/main.rs"]
+mod gateway;
 mod machine;
 mod measure;
 mod options;

@@ -2,16 +2,14 @@
 
 use crate::{
     fleet::{Mode, Setting, WORKERS},
+    gateway::Observer,
     machine::{FILES_PER_REQUEST, Machine},
     options::Plan,
     point::Point,
     workload::service_time,
 };
 use http::Uri;
-use overload_examples::{
-    gateway::Observer,
-    replay::{Arrival, Outcome, Pace, Requests, open_loop},
-};
+use overload_examples::replay::{Arrival, Outcome, Pace, Requests, open_loop};
 use std::{
     collections::BTreeMap,
     future::pending,

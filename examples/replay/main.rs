@@ -10,8 +10,18 @@
 //!
 //! Ctrl-c ends it early; the table is then about the requests that had ended.
 
-use overload_examples::{cli, gateway::Gateway, replay::ReplayArgs};
+#[allow(dead_code, unused_imports)] // It is started, and ended.
+#[path = "../gateway/main.rs"]
+mod gateway;
+mod options;
+mod replayer;
+mod report;
+
+use gateway::{Gateway, GatewayConfig};
+use options::ReplayArgs;
+use overload_examples::{cli, engine::Timing, worker::WorkerConfig};
 use std::io;
+use tower_overload::admission::Limits;
 
 #[tokio::main]
 async fn main() -> io::Result<()> {
@@ -23,7 +33,7 @@ async fn main() -> io::Result<()> {
     cli::init_logging();
 
     let mut shutdown = cli::Shutdown::install()?;
-    let fleet = match args.embedded_fleet() {
+    let fleet = match embedded_fleet(&args) {
         Some(config) => Some(Gateway::start(config).await?),
         None => None,
     };
@@ -38,4 +48,24 @@ async fn main() -> io::Result<()> {
         gateway.drain().await;
     }
     Ok(())
+}
+
+/// The fleet that `--embedded` asks for: the gateway's defaults, in the time of
+/// the trace.
+fn embedded_fleet(args: &ReplayArgs) -> Option<GatewayConfig> {
+    let worker = WorkerConfig::default();
+    let timing = Timing {
+        prefill_tokens_per_second: worker.timing.prefill_tokens_per_second * args.speedup,
+        decode_tokens_per_second: worker.timing.decode_tokens_per_second * args.speedup,
+    };
+    args.embedded.then(|| GatewayConfig {
+        model: args.model.clone(),
+        embedded_workers: Some(2),
+        embedded: WorkerConfig {
+            limits: Limits::new(4, 4).ok(),
+            timing,
+            ..worker
+        },
+        ..GatewayConfig::default()
+    })
 }

@@ -15,15 +15,15 @@
 
 use overload_examples::{
     cli::{self, UsageError},
-    worker::{Worker, WorkerArgs},
+    worker::{Worker, WorkerConfig},
 };
 use std::{io, process::ExitCode};
 
 #[tokio::main]
 async fn main() -> io::Result<ExitCode> {
-    let args: WorkerArgs = cli::parse();
-    let config = args
-        .config(&cli::environment)
+    let config: WorkerConfig = cli::parse();
+    let config = config
+        .with_environment(&cli::environment)
         .unwrap_or_else(|error| error.exit());
     cli::init_logging();
 

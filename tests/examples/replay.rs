@@ -1,10 +1,11 @@
 //! The replayer against a real worker.
 
-use crate::support::{Client, STUCK, worker};
-use overload_examples::{
-    engine::Timing,
-    replay::{Arrival, Objectives, Replay, Report},
+use crate::{
+    replayer::Replay,
+    report::{Objectives, Report},
+    support::{Client, STUCK, worker},
 };
+use overload_examples::{engine::Timing, replay::Arrival};
 use std::{future::pending, time::Duration};
 
 async fn replay(url: &str) -> Report {

@@ -1,11 +1,11 @@
 //! What operators and workers say to the gateway.
 
 use crate::{
+    gateway::GatewayConfig,
     serving::{STUCK, prompt, text, value},
     support::{COMPLETIONS, Fleet, JSON, NOWHERE, NOWHERE_ELSE, Stub, eventually},
 };
 use http::{Method, StatusCode};
-use overload_examples::gateway::GatewayConfig;
 use serde_json::{Value, json};
 use std::time::Duration;
 

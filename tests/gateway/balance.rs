@@ -1,14 +1,12 @@
 //! Which worker a request goes to, as the gateway's options say.
 
 use crate::{
+    gateway::{Balance, GatewayConfig},
     serving::{STUCK, prompt, text},
     support::{CHAT, COMPLETIONS, Fleet, JSON, Stub, eventually},
 };
 use http::{HeaderName, Method, StatusCode};
-use overload_examples::{
-    engine::Timing,
-    gateway::{Balance, GatewayConfig, RouterTracking},
-};
+use overload_examples::engine::Timing;
 use serde_json::{Value, json};
 use std::num::NonZeroU64;
 use tokio::task::JoinSet;
@@ -101,10 +99,7 @@ async fn the_least_loaded_by_tokens_gets_the_next_request() {
     let (fleet, mut stubs) = stubs(
         GatewayConfig {
             balance: Balance::LeastTokens,
-            router_tracking: Some(RouterTracking {
-                block_size: NonZeroU64::new(16).unwrap(),
-                output_blocks: false,
-            }),
+            router_track_load: true,
             ..GatewayConfig::default()
         },
         1,

@@ -1,16 +1,14 @@
 //! The gateway as a process: its options, its first lines, its end.
 
 use crate::{
+    gateway::GatewayConfig,
     process::{Process, example, refusal},
     serving::{Client, events, prompt, text, value},
     support::{COMPLETIONS, NOWHERE, Stub, eventually},
 };
 use http::Method;
 use http_body_util::BodyExt;
-use overload_examples::{
-    cli::try_parse,
-    gateway::{GatewayArgs, GatewayConfig},
-};
+use overload_examples::cli::try_parse;
 use serde_json::{Value, json};
 use std::{ffi::OsString, time::Duration};
 use tokio::{net::TcpListener, process::Command};
@@ -53,13 +51,14 @@ impl Started {
 
 fn config(flags: &[&str], environment: &[(&str, &str)]) -> Result<GatewayConfig, String> {
     let args = ["gateway"].iter().chain(flags).map(OsString::from);
-    let args: GatewayArgs = try_parse(args).map_err(|error| error.to_string())?;
-    args.config(&|name| {
-        let mut variables = environment.iter();
-        let (_, value) = variables.find(|(variable, _)| *variable == name)?;
-        Some(value.into())
-    })
-    .map_err(|error| error.to_string())
+    let config: GatewayConfig = try_parse(args).map_err(|error| error.to_string())?;
+    config
+        .with_environment(&|name| {
+            let mut variables = environment.iter();
+            let (_, value) = variables.find(|(variable, _)| *variable == name)?;
+            Some(value.into())
+        })
+        .map_err(|error| error.to_string())
 }
 
 #[tokio::test]
@@ -205,7 +204,10 @@ async fn workers_of_one_id_are_refused() {
 
 #[test]
 fn metrics_are_read_only_if_asked_for_each_second_or_as_often_as_asked() {
-    let scrape = |flags: &[&str]| config(flags, &[]).unwrap().scrape;
+    let scrape = |flags: &[&str]| {
+        let config = config(flags, &[]).unwrap();
+        config.scrape.then_some(config.scrape_interval)
+    };
     assert_eq!(scrape(&[]), None);
     assert_eq!(scrape(&["--scrape-interval-ms", "250"]), None);
     assert_eq!(scrape(&["--scrape"]), Some(Duration::from_secs(1)));
@@ -242,8 +244,12 @@ async fn options_that_exclude_each_other_are_named() {
 #[test]
 fn load_is_counted_by_requests_if_a_flag_asks_for_it() {
     let tracking = |flags: &[&str]| {
-        let tracking = config(flags, &[]).unwrap().router_tracking?;
-        Some((tracking.block_size.get(), tracking.output_blocks))
+        let config = config(flags, &[]).unwrap();
+        let how = (
+            config.router_block_size.get(),
+            config.router_track_output_blocks,
+        );
+        config.tracks_load().then_some(how)
     };
     assert_eq!(tracking(&[]), None);
     assert_eq!(tracking(&["--router-block-size", "32"]), None);
@@ -356,7 +362,7 @@ fn a_named_worker_or_no_embedded_ones_switch_the_embedded_workers_off() {
         (&["--embedded-workers", "0"], 0),
     ] {
         assert_eq!(
-            config(flags, &[]).unwrap().embedded_workers,
+            config(flags, &[]).unwrap().embedded_ids().count(),
             embedded,
             "{flags:?}"
         );

@@ -2,6 +2,7 @@
 //! that leave.
 
 use crate::{
+    gateway::GatewayConfig,
     serving::{STUCK, events, prompt, text},
     support::{
         COMPLETIONS, Fleet, JSON, NOWHERE, NOWHERE_ELSE, OVERLOADED, Stub, UNAVAILABLE, eventually,
@@ -13,7 +14,7 @@ use futures::{StreamExt, stream};
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use overload_examples::{engine::Timing, gateway::GatewayConfig, worker::Worker};
+use overload_examples::{engine::Timing, worker::Worker};
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::Notify;

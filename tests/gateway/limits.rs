@@ -5,6 +5,7 @@
 //! that is busy; that is sent again as often as it takes.
 
 use crate::{
+    gateway::{GatewayConfig, WorkerLimits},
     serving::{events, prompt, text},
     support::{CHAT, COMPLETIONS, Fleet, MESSAGES, Stub, UNAVAILABLE, eventually},
 };
@@ -13,7 +14,6 @@ use bytes::Bytes;
 use futures::{StreamExt, stream};
 use http::StatusCode;
 use hyper::body::Incoming;
-use overload_examples::gateway::{GatewayConfig, WorkerLimits};
 use serde_json::{Value, json};
 use std::{convert::Infallible, sync::Arc, time::Duration};
 #[cfg(target_os = "linux")]

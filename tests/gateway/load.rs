@@ -1,11 +1,11 @@
 //! Load makes workers busy and free, and the metrics tell.
 
 use crate::{
+    gateway::GatewayConfig,
     serving::{STUCK, prompt, text, value},
     support::{CHAT, COMPLETIONS, Fleet, JSON, OVERLOADED, Stub, eventually},
 };
 use http::{Method, StatusCode};
-use overload_examples::gateway::GatewayConfig;
 use serde_json::{Value, json};
 use std::time::Duration;
 use tower_overload::load::ThresholdUpdate;

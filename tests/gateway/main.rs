@@ -8,6 +8,9 @@ mod cli;
 #[path = "../support/eventually.rs"]
 mod eventually;
 mod failures;
+#[allow(dead_code, unused_imports)] // The example also runs it as a process.
+#[path = "../../examples/gateway/main.rs"]
+mod gateway;
 mod limits;
 mod load;
 mod models;

@@ -1,13 +1,13 @@
 //! A fleet that serves several models.
 
 use crate::{
+    gateway::GatewayConfig,
     serving::{STUCK, config, text, value},
     support::{COMPLETIONS, Fleet, JSON, OVERLOADED, Stub, UNAVAILABLE, eventually},
 };
 use http::{Method, StatusCode};
 use overload_examples::{
     engine::Timing,
-    gateway::GatewayConfig,
     worker::{Worker, WorkerConfig},
 };
 use serde_json::{Value, json};

@@ -1,6 +1,7 @@
 //! What clients see while nothing breaks.
 
 use crate::{
+    gateway::GatewayConfig,
     serving::{Client, STUCK, config, events, prompt, text, value, worker},
     support::{
         CHAT, COMPLETIONS, Fleet, JSON, MESSAGES, OVERLOADED, Stub, UNAVAILABLE, eventually,
@@ -13,7 +14,6 @@ use hyper::body::Frame;
 use overload_examples::{
     client,
     engine::Timing,
-    gateway::GatewayConfig,
     worker::{Worker, WorkerConfig},
 };
 use serde_json::json;
@@ -256,7 +256,7 @@ async fn a_gateway_that_drains_takes_nothing_new_and_ends_with_its_last_stream()
         ..Timing::INSTANT
     };
     let fleet = Fleet::start(GatewayConfig {
-        embedded_workers: 1,
+        embedded_workers: Some(1),
         embedded: WorkerConfig {
             ..config(Some((1, 2)), slow)
         },

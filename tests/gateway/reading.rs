@@ -1,6 +1,7 @@
 //! Requests that are not plain JSON: forms, and compressed bodies.
 
 use crate::{
+    gateway::GatewayConfig,
     serving::value,
     support::{CHAT, COMPLETIONS, Fleet, JSON, Stub},
 };
@@ -9,7 +10,7 @@ use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
-use overload_examples::{engine::Timing, gateway::GatewayConfig};
+use overload_examples::engine::Timing;
 use serde_json::{Value, json};
 use std::io::Write;
 

@@ -1,12 +1,12 @@
 //! Gateways and workers that come and go in any order.
 
 use crate::{
+    gateway::{Gateway, GatewayConfig},
     serving::{config, events, prompt, text},
     support::{COMPLETIONS, Fleet, eventually},
 };
 use overload_examples::{
     engine::Timing,
-    gateway::{Gateway, GatewayConfig},
     worker::{Worker, WorkerConfig},
 };
 use std::net::SocketAddr;

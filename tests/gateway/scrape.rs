@@ -1,6 +1,7 @@
 //! Workers that report no load: the gateway reads their metrics.
 
 use crate::{
+    gateway::GatewayConfig,
     serving::{Client, STUCK, config, prompt, text},
     support::{COMPLETIONS, Fleet, OVERLOADED, Stub, eventually},
 };
@@ -8,7 +9,6 @@ use axum::{body::Body, response::Response};
 use http::{Method, StatusCode, Uri};
 use overload_examples::{
     engine::Timing,
-    gateway::GatewayConfig,
     worker::{Worker, WorkerConfig},
 };
 use serde_json::json;
@@ -27,7 +27,8 @@ async fn fleet(workers: &[(&str, &str)], more: GatewayConfig) -> Fleet {
     });
     Fleet::start(GatewayConfig {
         workers: workers.collect(),
-        scrape: Some(Duration::from_millis(5)),
+        scrape: true,
+        scrape_interval: Duration::from_millis(5),
         ..more
     })
     .await

@@ -1,6 +1,7 @@
 //! What a client of OpenAI's API makes of the gateway's answers.
 
 use crate::{
+    gateway::GatewayConfig,
     serving::STUCK,
     support::{Fleet, OVERLOADED, Stub, UNAVAILABLE},
 };
@@ -15,7 +16,7 @@ use async_openai::{
 };
 use axum::{body::Body, response::Response};
 use futures::StreamExt;
-use overload_examples::{engine::Timing, gateway::GatewayConfig};
+use overload_examples::engine::Timing;
 use serde_json::json;
 use std::{
     sync::{

@@ -2,6 +2,7 @@
 
 use crate::{
     cli::{Started, start},
+    gateway::GatewayConfig,
     process::{Process, example},
     serving::{Client, STUCK, prompt, text},
     support::{COMPLETIONS, Fleet, JSON, Stub, eventually},
@@ -9,7 +10,6 @@ use crate::{
 use http::{Method, StatusCode};
 use overload_examples::{
     engine::Timing,
-    gateway::{GatewayConfig, HealthChecks},
     worker::{Worker, WorkerConfig},
 };
 use serde_json::{Value, json};
@@ -163,12 +163,9 @@ async fn a_worker_that_registers_again_is_asked_within_a_second() {
 
 #[tokio::test]
 async fn an_answer_to_a_health_check_ends_the_mark_without_any_request() {
-    let checks = HealthChecks {
-        path: "/health".parse().unwrap(),
-        interval: Duration::from_millis(20),
-    };
     let (fleet, address) = long_gone(GatewayConfig {
-        health: Some(checks),
+        health_path: "/health".parse().ok(),
+        health_interval: Duration::from_millis(20),
         registration_ttl: Duration::from_secs(3600),
         ..GatewayConfig::default()
     })

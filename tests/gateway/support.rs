@@ -2,12 +2,14 @@
 //! what the test says.
 
 pub use crate::eventually::eventually;
-use crate::serving::{Client, config, value};
+use crate::{
+    gateway::{Gateway, GatewayConfig},
+    serving::{Client, config, value},
+};
 use axum::{Router, body::Body, extract::Request, response::Response};
 use http::{Method, StatusCode};
 use overload_examples::{
     engine::Timing,
-    gateway::{Gateway, GatewayConfig},
     serve::Server,
     worker::{Worker, WorkerConfig},
 };

@@ -2,6 +2,7 @@
 //! that say nothing of theirs.
 
 use crate::{
+    gateway::GatewayConfig,
     serving::{Client, STUCK, value},
     support::{CHAT, COMPLETIONS, Fleet, JSON, OVERLOADED, Stub, eventually},
 };
@@ -11,25 +12,18 @@ use futures::channel::mpsc::{UnboundedSender, unbounded};
 use http::{Method, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use overload_examples::gateway::{GatewayConfig, RouterTracking};
 use serde_json::{Value, json};
 use std::{
     convert::Infallible,
-    num::NonZeroU64,
     sync::{Arc, Mutex},
     time::Duration,
 };
 use tower_overload::load::ThresholdUpdate;
 
-const TRACKING: RouterTracking = RouterTracking {
-    block_size: NonZeroU64::new(16).unwrap(),
-    output_blocks: false,
-};
-
 fn config(thresholds: ThresholdUpdate) -> GatewayConfig {
     GatewayConfig {
         thresholds,
-        router_tracking: Some(TRACKING),
+        router_track_load: true,
         ..GatewayConfig::default()
     }
 }
@@ -130,10 +124,7 @@ async fn the_blocks_of_prompt_and_output_make_a_worker_busy_until_the_end() {
     let fleet = Fleet::start(GatewayConfig {
         workers: vec![("a".into(), stub.url.parse().unwrap())],
         worker_kv_total_blocks: Some(10),
-        router_tracking: Some(RouterTracking {
-            output_blocks: true,
-            ..TRACKING
-        }),
+        router_track_output_blocks: true,
         ..config(ThresholdUpdate::new().active_decode_blocks(0.5))
     })
     .await;
@@ -206,11 +197,11 @@ async fn of_what_a_worker_reports_only_its_own_blocks_are_taken() {
     let event = json!({"worker": "a", "active_decode_blocks": 99,
         "active_prefill_tokens": 9999, "kv_used_blocks": 7});
     for (tracking, expected) in [
-        (Some(TRACKING), [json!(4), json!(50), json!(7)]),
-        (None, [json!(99), json!(9999), json!(7)]),
+        (true, [json!(4), json!(50), json!(7)]),
+        (false, [json!(99), json!(9999), json!(7)]),
     ] {
         let fleet = Fleet::start(GatewayConfig {
-            router_tracking: tracking,
+            router_track_load: tracking,
             ..GatewayConfig::default()
         })
         .await;
@@ -237,7 +228,8 @@ async fn of_a_workers_metrics_only_its_own_blocks_are_taken() {
     let worker = crate::serving::worker(None, STUCK).await;
     let fleet = Fleet::start(GatewayConfig {
         workers: vec![("a".into(), worker.url().parse().unwrap())],
-        scrape: Some(Duration::from_millis(10)),
+        scrape: true,
+        scrape_interval: Duration::from_millis(10),
         ..config(ThresholdUpdate::new())
     })
     .await;
@@ -359,9 +351,9 @@ async fn what_the_gateway_takes_does_not_depend_on_whether_it_counts() {
         (r"{}", 200),
         ("", 200),
     ];
-    for tracking in [None, Some(TRACKING)] {
+    for tracking in [false, true] {
         let fleet = Fleet::start(GatewayConfig {
-            router_tracking: tracking,
+            router_track_load: tracking,
             ..GatewayConfig::default()
         })
         .await;
@@ -372,7 +364,7 @@ async fn what_the_gateway_takes_does_not_depend_on_whether_it_counts() {
             let response = sent.await.unwrap();
             assert_eq!(response.status().as_u16(), expected, "{body:.80}");
             let _: Value = value(response).await;
-            if tracking.is_some() {
+            if tracking {
                 assert_eq!(fleet.counts("a").await, (0, 0), "{body:.80}");
             }
         }

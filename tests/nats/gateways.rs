@@ -2,6 +2,7 @@
 
 use crate::{
     eventually::eventually,
+    gateway::{Gateway, GatewayConfig},
     serving::{Client, STUCK, config, events, prompt, text, value, worker},
     support::{LONG, Server, registration, with_server},
 };
@@ -9,7 +10,6 @@ use futures::future::join_all;
 use http::{Method, StatusCode};
 use overload_examples::{
     engine::Timing,
-    gateway::{Gateway, GatewayConfig},
     worker::{Worker, WorkerConfig},
 };
 use serde_json::Value;

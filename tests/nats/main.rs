@@ -7,6 +7,9 @@ mod dynamo;
 #[path = "../support/eventually.rs"]
 mod eventually;
 mod foreign;
+#[allow(dead_code, unused_imports)] // Only what a fleet needs is used here.
+#[path = "../../examples/gateway/main.rs"]
+mod gateway;
 mod gateways;
 #[path = "../support/metrics.rs"]
 mod metrics;

@@ -3,14 +3,12 @@
 use super::{kind::Kind, worker::SickWorker};
 use crate::{
     fleet::{Mode, Setting, WORKERS},
+    gateway::{Gateway, GatewayConfig, WorkerLimits},
     machine::Machine,
     measure::{Ended, send_all},
     workload::service_time,
 };
-use overload_examples::{
-    gateway::{Gateway, GatewayConfig, WorkerLimits},
-    replay::{Arrival, Outcome},
-};
+use overload_examples::replay::{Arrival, Outcome};
 use std::{collections::BTreeMap, io, net::Ipv4Addr, time::Duration};
 use tokio::time::{Instant, sleep_until};
 

@@ -12,8 +12,10 @@ use std::{
     fmt::{self, Display},
     io::{self, IsTerminal, Write},
     net::SocketAddr,
+    num::NonZeroU64,
     ops::RangeInclusive,
     str::FromStr,
+    time::Duration,
 };
 use tower_overload::{
     admission::EnvError,
@@ -102,9 +104,14 @@ pub fn try_parse<T: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<
     T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
+/// What an empty command line asks for.
+pub fn defaults<T: Parser>() -> T {
+    T::parse_from([""])
+}
+
 /// Clap lists missing options and possible values below its first line; this
 /// brings them into it.
-fn one_line_first(error: &str) -> String {
+pub fn one_line_first(error: &str) -> String {
     let (first, rest) = error.split_once("\n\n").unwrap_or((error, ""));
     let first: Vec<_> = first.split_whitespace().collect();
     format!("{}\n\n{}", first.join(" "), rest.trim_end())
@@ -153,16 +160,52 @@ where
     }
 }
 
+/// The largest count that is exact in every JSON parser.
+pub const MOST: NonZeroU64 = NonZeroU64::new((1 << 53) - 1).unwrap();
+
+/// The longest time that an option can ask for.
+pub const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// A parser of times in milliseconds, within `allowed`.
+pub fn millis(
+    allowed: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync {
+    let whole = whole(allowed);
+    move |value| whole(value).map(Duration::from_millis)
+}
+
+/// A time after which something ends or is given up, if there is one.
+pub type Limit = Option<Duration>;
+
+/// A parser of times in milliseconds, where 0 switches something off.
+///
+/// # Errors
+///
+/// If `value` is no whole number, or more than a day.
+pub fn unless_off(value: &str) -> Result<Limit, String> {
+    let limit = millis(0..=DAY_MS)(value)?;
+    Ok(Some(limit).filter(|limit| !limit.is_zero()))
+}
+
+/// A parser of numbers that are finite and not negative.
+///
+/// # Errors
+///
+/// If `value` is anything else.
+pub fn at_least_0(value: &str) -> Result<f64, String> {
+    match value.parse() {
+        Ok(number) if f64::is_finite(number) && number >= 0.0 => Ok(number),
+        _ => Err("expected a number of at least 0".into()),
+    }
+}
+
 /// A parser of rates: finite, and 0 is infinitely fast.
 ///
 /// # Errors
 ///
 /// If `value` is anything else.
 pub fn rate(value: &str) -> Result<f64, String> {
-    match value.parse() {
-        Ok(rate) if f64::is_finite(rate) && rate >= 0.0 => Ok(rate),
-        _ => Err("expected a number of at least 0, where 0 is infinitely fast".into()),
-    }
+    at_least_0(value).map_err(|expected| format!("{expected}, where 0 is infinitely fast"))
 }
 
 /// A parser of numbers that are finite and above 0.
@@ -171,10 +214,8 @@ pub fn rate(value: &str) -> Result<f64, String> {
 ///
 /// If `value` is anything else.
 pub fn positive(value: &str) -> Result<f64, String> {
-    match value.parse() {
-        Ok(number) if f64::is_finite(number) && number > 0.0 => Ok(number),
-        _ => Err("expected a number above 0".into()),
-    }
+    let positive = at_least_0(value).ok().filter(|number| *number > 0.0);
+    positive.ok_or_else(|| "expected a number above 0".into())
 }
 
 /// A parser of addresses to listen on.
@@ -320,108 +361,5 @@ impl Shutdown {
         }
         #[cfg(not(unix))]
         let _ = tokio::signal::ctrl_c().await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Args {
-        #[arg(long, value_parser = whole(1..=100_u32))]
-        limit: Option<u32>,
-        #[arg(long)]
-        needed: String,
-        #[arg(long)]
-        switch: bool,
-    }
-
-    fn error(args: &[&str]) -> String {
-        let args = ["program"].iter().chain(args).map(OsString::from);
-        one_line_first(&try_parse::<Args>(args).unwrap_err().to_string())
-    }
-
-    #[test]
-    fn the_first_line_names_the_option_its_value_and_what_is_allowed() {
-        for bad in ["0", "101", "-1", "1.5", "abc", ""] {
-            let error = error(&["--needed", "x", "--limit", bad]);
-            let first = error.lines().next().unwrap();
-            assert_eq!(
-                first,
-                format!(
-                    "error: invalid value '{bad}' for '--limit <LIMIT>': \
-                     expected a whole number from 1 to 100"
-                )
-            );
-        }
-    }
-
-    #[test]
-    fn an_option_without_a_value_stands_beside_those_with_one() {
-        let args = ["program", "--switch", "--limit", "1", "--needed", "x"];
-        let args = try_parse::<Args>(args.map(OsString::from)).unwrap();
-        assert!(args.switch && args.limit == Some(1) && args.needed == "x");
-    }
-
-    #[test]
-    fn the_first_line_names_an_option_that_is_missing() {
-        let error = error(&[]);
-        assert!(
-            error.lines().next().unwrap().contains("--needed"),
-            "{error}"
-        );
-    }
-
-    fn resolve(flag: Option<u32>, variable: &str) -> Result<Option<u32>, UsageError> {
-        let environment = |name: &str| (name == "DYN_LIMIT").then(|| variable.into());
-        flag_or_env(flag, "DYN_LIMIT", &environment, whole(1..=100))
-    }
-
-    #[test]
-    fn a_flag_beats_the_environment_and_an_empty_variable_is_unset() {
-        assert_eq!(resolve(Some(1), "2"), Ok(Some(1)));
-        assert_eq!(resolve(Some(1), "abc"), Ok(Some(1)));
-        assert_eq!(resolve(None, "2"), Ok(Some(2)));
-        assert_eq!(resolve(None, ""), Ok(None));
-        assert_eq!(resolve(None, " 2 "), Ok(Some(2)));
-    }
-
-    #[test]
-    fn a_bad_variable_is_named_with_its_value_and_what_is_allowed() {
-        assert_eq!(
-            resolve(None, "abc").unwrap_err().to_string(),
-            "invalid value 'abc' for DYN_LIMIT: expected a whole number from 1 to 100"
-        );
-    }
-
-    #[test]
-    fn rates_and_urls_are_checked() {
-        assert_eq!(rate("0"), Ok(0.0));
-        for bad in ["-1", "NaN", "inf", "", "fast"] {
-            assert!(rate(bad).is_err(), "{bad}");
-            assert!(positive(bad).is_err(), "{bad}");
-        }
-        assert!(positive("0").is_err());
-        for good in [
-            "http://127.0.0.1:9000",
-            "http://[::1]",
-            "http://[::1]:80",
-            "http://a",
-        ] {
-            assert!(base_url(good).is_ok(), "{good}");
-        }
-        for bad in [
-            "127.0.0.1:9000",
-            "https://a",
-            "http://",
-            "/x",
-            "",
-            "http://a?b",
-            "http://a:99999",
-            "http://[::1]:99999",
-        ] {
-            assert!(base_url(bad).is_err(), "{bad}");
-        }
     }
 }

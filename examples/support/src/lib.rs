@@ -1,5 +1,5 @@
-//! What the examples of `tower-overload` share: a mock engine behind the real
-//! layers, and what replays a trace against a fleet of them.
+//! What the examples of `tower-overload` share: the command line, a mock engine
+//! behind the real layers, and load generators.
 //!
 //! Everything here also runs inside a process, on a port of its own, so the
 //! examples, the integration tests and the benchmarks use the same parts.
@@ -9,7 +9,6 @@
 pub mod cli;
 pub mod client;
 pub mod engine;
-pub mod gateway;
 pub mod openai;
 pub mod replay;
 mod report;

@@ -2,13 +2,13 @@
 
 use super::sick::{Sick, Stoppable};
 use crate::{
+    gateway::{Gateway, GatewayConfig, WorkerLimits},
     serving::{Client, config, prompt, text, value},
     support::{COMPLETIONS, JSON},
 };
 use http::{Method, StatusCode};
 use overload_examples::{
     engine::{RankLoad, Timing},
-    gateway::{Gateway, GatewayConfig, HealthChecks, WorkerLimits},
     worker::{Worker, WorkerConfig},
 };
 use serde_json::{Value, json};
@@ -46,10 +46,8 @@ impl Stage {
                 frame: Some(SILENCE),
                 ..WorkerLimits::default()
             },
-            health: Some(HealthChecks {
-                path: "/health".parse().unwrap(),
-                interval: Duration::from_millis(200),
-            }),
+            health_path: "/health".parse().ok(),
+            health_interval: Duration::from_millis(200),
             ..GatewayConfig::default()
         });
         let gateway = gateway.await.unwrap();

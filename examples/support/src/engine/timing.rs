@@ -1,11 +1,16 @@
+use crate::cli::rate;
+use clap::Args;
 use std::time::Duration;
 
 /// How fast each request is served; 0 is infinitely fast.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Args, Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
-    /// Prompt tokens a second, before the first token of the answer.
+    /// Prompt tokens a second of each request; 0 is infinitely fast
+    #[arg(long, default_value = "8000", value_name = "RATE", value_parser = rate)]
     pub prefill_tokens_per_second: f64,
-    /// Tokens a second of each answer, after its first one.
+
+    /// Generated tokens a second of each request; 0 is infinitely fast
+    #[arg(long, default_value = "50", value_name = "RATE", value_parser = rate)]
     pub decode_tokens_per_second: f64,
 }
 
@@ -33,34 +38,5 @@ fn time(tokens: u64, per_second: f64) -> Duration {
         Duration::try_from_secs_f64(tokens as f64 / per_second).unwrap_or(LONGEST)
     } else {
         Duration::ZERO
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_prefill_comes_first_and_tokens_follow_at_the_decode_rate() {
-        let timing = Timing {
-            prefill_tokens_per_second: 8000.0,
-            decode_tokens_per_second: 50.0,
-        };
-        assert_eq!(timing.token_after(4000, 0), Duration::from_millis(500));
-        assert_eq!(timing.token_after(4000, 3), Duration::from_millis(560));
-        assert_eq!(timing.token_after(0, 0), Duration::ZERO);
-    }
-
-    #[test]
-    fn zero_is_infinitely_fast_and_a_tiny_rate_does_not_overflow() {
-        assert_eq!(
-            Timing::INSTANT.token_after(u64::MAX, u64::MAX),
-            Duration::ZERO
-        );
-        let glacial = Timing {
-            prefill_tokens_per_second: f64::MIN_POSITIVE,
-            decode_tokens_per_second: f64::MIN_POSITIVE,
-        };
-        assert_eq!(glacial.token_after(1, 1), LONGEST);
     }
 }

@@ -4,5 +4,5 @@
 mod request;
 mod response;
 
-pub use request::{Endpoint, Generate};
-pub use response::{Reply, Usage, models};
+pub use request::{Endpoint, Generate, MOST_TOKENS};
+pub use response::{Reply, Usage};

@@ -1,10 +1,7 @@
 use http::StatusCode;
-use serde::{
-    Deserialize, Deserializer,
-    de::{self, SeqAccess, Visitor},
-};
+use serde::Deserialize;
 use serde_json::value::RawValue;
-use std::{borrow::Cow, fmt, marker::PhantomData};
+use std::{borrow::Cow, num::NonZeroU32};
 use tower_overload::front::Problem;
 
 /// Which of the two POST routes a request came to.
@@ -40,7 +37,7 @@ pub struct Generate {
 const DEFAULT_MAX_TOKENS: u32 = 16;
 /// The most tokens of one request's answers: a whole answer is made in
 /// memory, and an infinitely fast engine makes it at once.
-const MOST_TOKENS: u32 = 1 << 20;
+pub const MOST_TOKENS: u32 = 1 << 20;
 
 /// The members of both kinds of requests; `null` is the same as absent. Each
 /// is read on its own, so that an error can say which one is wrong.
@@ -80,40 +77,31 @@ impl Generate {
             Endpoint::ChatCompletions => {
                 let expected = "an array of messages, each with a string `role` and a `content` \
                                 that is a string or an array of text parts";
-                let messages: Vec<Message> = required("messages", members.messages, expected)?;
+                let messages: Vec<Message<'_>> = required("messages", members.messages, expected)?;
                 if messages.is_empty() {
                     return Err(bad_param(
                         "messages",
                         "`messages` must have at least one message",
                     ));
                 }
-                (messages.iter().map(|message| message.words).sum(), 1)
+                (messages.iter().map(Message::words).sum(), 1)
             }
             Endpoint::Completions => {
                 let expected = "a string or an array of strings";
-                let prompt: OneOrMany<Words> = required("prompt", members.prompt, expected)?;
-                if prompt.items == 0 {
-                    return Err(bad_param(
-                        "prompt",
-                        "`prompt` must have at least one string",
-                    ));
+                match required("prompt", members.prompt, expected)? {
+                    OneOrMany::One(prompt) => (words(&prompt), 1),
+                    OneOrMany::Many(prompts) => count(&prompts)?,
                 }
-                (prompt.words, prompt.items)
             }
         };
-        let n: u32 = optional("n", members.n, "a whole number of at least 1")?.unwrap_or(1);
+        let at_least_1 = "a whole number of at least 1";
+        let n = optional("n", members.n, at_least_1)?.map_or(1, NonZeroU32::get);
         let (limit, value) = match members.max_completion_tokens {
             Some(value) => ("max_completion_tokens", Some(value)),
             None => ("max_tokens", members.max_tokens),
         };
-        let max_tokens =
-            optional(limit, value, "a whole number of at least 1")?.unwrap_or(DEFAULT_MAX_TOKENS);
-        for (name, number) in [("n", n), (limit, max_tokens)] {
-            if number == 0 {
-                let message = format!("`{name}` must be a whole number of at least 1");
-                return Err(bad_param(name, message));
-            }
-        }
+        let max_tokens = optional(limit, value, at_least_1)?;
+        let max_tokens = max_tokens.map_or(DEFAULT_MAX_TOKENS, NonZeroU32::get);
         let choices = prompts
             .checked_mul(n)
             .filter(|choices| {
@@ -148,6 +136,16 @@ impl Generate {
     }
 }
 
+/// The words of `prompts`, and how many there are.
+fn count(prompts: &[String]) -> Result<(u64, u32), Problem> {
+    if prompts.is_empty() {
+        let message = "`prompt` must have at least one string";
+        return Err(bad_param("prompt", message));
+    }
+    let number = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
+    Ok((prompts.iter().map(|prompt| words(prompt)).sum(), number))
+}
+
 /// 400: what is wrong with a member of the body.
 fn bad_param(name: &'static str, message: impl Into<Cow<'static, str>>) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, message).with_param(name)
@@ -175,245 +173,46 @@ fn optional<'a, T: Deserialize<'a>>(
         .map_err(|_| bad_param(name, format!("`{name}` must be {expected}")))
 }
 
-/// The words of a string that is not kept.
-struct Words(u64);
-
-impl From<Words> for u64 {
-    fn from(words: Words) -> Self {
-        words.0
-    }
-}
-
-impl<'de> Deserialize<'de> for Words {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Count;
-
-        impl Visitor<'_> for Count {
-            type Value = Words;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Words, E> {
-                Ok(Words(words(text)))
-            }
-        }
-
-        deserializer.deserialize_str(Count)
-    }
-}
-
 fn words(text: &str) -> u64 {
     text.split_whitespace().count() as u64
 }
 
-/// A string, or an array of `T`: how many there are, and their words.
-struct OneOrMany<T> {
-    items: u32,
-    words: u64,
-    item: PhantomData<T>,
-}
-
-impl<'de, T: Deserialize<'de> + Into<u64>> Deserialize<'de> for OneOrMany<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Count<T>(PhantomData<T>);
-
-        impl<'de, T: Deserialize<'de> + Into<u64>> Visitor<'de> for Count<T> {
-            type Value = OneOrMany<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string or an array")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(OneOrMany {
-                    items: 1,
-                    words: words(text),
-                    item: PhantomData,
-                })
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-                let (mut items, mut words) = (0_u32, 0);
-                while let Some(item) = seq.next_element::<T>()? {
-                    items = items.saturating_add(1);
-                    words += item.into();
-                }
-                Ok(OneOrMany {
-                    items,
-                    words,
-                    item: PhantomData,
-                })
-            }
-        }
-
-        deserializer.deserialize_any(Count(PhantomData))
-    }
+/// A string, or an array of `T`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany<'a, T> {
+    One(#[serde(borrow)] Cow<'a, str>),
+    Many(Vec<T>),
 }
 
 /// A message of a chat.
 #[derive(Deserialize)]
-#[serde(from = "RawMessage")]
-struct Message {
-    words: u64,
-}
-
-#[derive(Deserialize)]
-struct RawMessage {
-    #[serde(rename = "role")]
-    _role: Words,
+struct Message<'a> {
+    #[serde(borrow, rename = "role")]
+    _role: Cow<'a, str>,
     /// Absent in an assistant's message that only calls tools.
-    content: Option<OneOrMany<Part>>,
-}
-
-impl From<RawMessage> for Message {
-    fn from(message: RawMessage) -> Self {
-        Self {
-            words: message.content.map_or(0, |content| content.words),
-        }
-    }
+    #[serde(borrow)]
+    content: Option<OneOrMany<'a, Part<'a>>>,
 }
 
 /// A part of a message's content. There is no other kind than text.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Part {
-    Text { text: Words },
+enum Part<'a> {
+    Text {
+        #[serde(borrow)]
+        text: Cow<'a, str>,
+    },
 }
 
-impl From<Part> for u64 {
-    fn from(part: Part) -> Self {
-        let Part::Text { text } = part;
-        text.0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::{Value, json};
-
-    fn chat(body: Value) -> Result<Generate, Problem> {
-        Generate::parse(Endpoint::ChatCompletions, body.to_string().as_bytes())
-    }
-
-    fn completion(body: Value) -> Result<Generate, Problem> {
-        Generate::parse(Endpoint::Completions, body.to_string().as_bytes())
-    }
-
-    #[test]
-    fn prompt_tokens_are_the_words_of_all_text() {
-        let request = chat(json!({
-            "model": "tiny",
-            "messages": [
-                {"role": "system", "content": "Be  brief,\nplease."},
-                {"role": "user", "content": [
-                    {"type": "text", "text": "Hello there,"},
-                    {"type": "text", "text": "\"world\" \u{e9}t\u{e9}"},
-                ]},
-                {"role": "assistant", "content": null, "tool_calls": []},
-            ],
-        }));
-        assert_eq!(request.unwrap().prompt_tokens, 7);
-        let request = completion(json!({"model": "tiny", "prompt": "one two three"})).unwrap();
-        assert_eq!((request.prompt_tokens, request.choices), (3, 1));
-        let request = completion(json!({"model": "tiny", "prompt": ["one two", "three", ""]}));
-        let request = request.unwrap();
-        assert_eq!((request.prompt_tokens, request.choices), (3, 3));
-    }
-
-    #[test]
-    fn what_is_absent_or_null_has_its_default() {
-        let plain = completion(json!({"model": "tiny", "prompt": "hi"})).unwrap();
-        let nulls = completion(json!({
-            "model": "tiny", "prompt": "hi", "max_tokens": null, "stream": null,
-            "stream_options": null, "n": null, "temperature": null,
-        }));
-        assert_eq!(plain, nulls.unwrap());
-        assert_eq!(
-            plain,
-            Generate {
-                endpoint: Endpoint::Completions,
-                model: "tiny".into(),
-                prompt_tokens: 1,
-                choices: 1,
-                max_tokens: 16,
-                stream: false,
-                include_usage: false,
+impl Message<'_> {
+    fn words(&self) -> u64 {
+        match &self.content {
+            None => 0,
+            Some(OneOrMany::One(text)) => words(text),
+            Some(OneOrMany::Many(parts)) => {
+                parts.iter().map(|Part::Text { text }| words(text)).sum()
             }
-        );
-    }
-
-    #[test]
-    fn the_members_of_a_chat_are_read() {
-        let request = chat(json!({
-            "model": "other", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9,
-            "max_completion_tokens": 3, "stream": true, "n": 2,
-            "stream_options": {"include_usage": true}, "temperature": 0.5,
-        }));
-        let request = request.unwrap();
-        assert_eq!(request.model, "other");
-        assert_eq!((request.max_tokens, request.choices), (3, 2));
-        assert!(request.stream && request.include_usage);
-    }
-
-    #[test]
-    fn an_error_names_the_member_that_is_wrong() {
-        let good = json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]});
-        assert!(chat(good.clone()).is_ok());
-        for (name, bad) in [
-            ("model", json!(null)),
-            ("model", json!(7)),
-            ("messages", json!(null)),
-            ("messages", json!([])),
-            ("messages", json!("hi")),
-            ("messages", json!([{"content": "hi"}])),
-            ("messages", json!([{"role": "user", "content": 7}])),
-            (
-                "messages",
-                json!([{"role": "user", "content": [{"type": "image_url"}]}]),
-            ),
-            ("max_tokens", json!(-1)),
-            ("max_tokens", json!(0)),
-            ("max_tokens", json!(1.5)),
-            ("max_tokens", json!("5")),
-            ("max_tokens", json!(5_000_000_000_u64)),
-            ("max_tokens", json!(4_000_000_000_u64)),
-            ("max_completion_tokens", json!(-1)),
-            ("n", json!(0)),
-            ("stream", json!("yes")),
-            ("stream_options", json!(true)),
-        ] {
-            let mut body = good.clone();
-            body[name] = bad.clone();
-            let error = chat(body).unwrap_err();
-            assert_eq!(error.status(), StatusCode::BAD_REQUEST, "{name}: {bad}");
-            assert_eq!(error.param(), Some(name), "{bad}");
-            assert!(error.to_string().contains(name), "{bad}: {error}");
         }
-        for bad in [json!(null), json!([]), json!([1]), json!(7)] {
-            let error = completion(json!({"model": "tiny", "prompt": bad})).unwrap_err();
-            assert_eq!(error.param(), Some("prompt"), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_body_that_is_no_object_is_refused() {
-        for bad in ["", "{", "[]", "null", "7", "{\"model\": \"a\", }", "{} {}"] {
-            let error = Generate::parse(Endpoint::Completions, bad.as_bytes()).unwrap_err();
-            assert_eq!(error.status(), StatusCode::BAD_REQUEST, "{bad}");
-        }
-        assert!(Generate::parse(Endpoint::Completions, &[b'"', 0xff, b'"']).is_err());
-    }
-
-    #[test]
-    fn the_product_of_prompts_answers_and_tokens_is_limited() {
-        let most =
-            json!({"model": "t", "prompt": ["a", "b"], "n": 2, "max_tokens": MOST_TOKENS / 4});
-        assert!(completion(most.clone()).is_ok());
-        let mut more = most;
-        more["max_tokens"] = json!(MOST_TOKENS / 4 + 1);
-        assert_eq!(completion(more).unwrap_err().param(), Some("max_tokens"));
     }
 }

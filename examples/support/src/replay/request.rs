@@ -1,27 +1,22 @@
 use super::{Arrival, Outcome, Pace};
 use crate::client::{self, HttpClient};
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut, buf::Chain};
 use http::{Method, Request, StatusCode, Uri, header::CONTENT_TYPE};
-use http_body::{Body, Frame, SizeHint};
-use http_body_util::BodyExt;
-use std::{
-    convert::Infallible,
-    error::Error,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
+use http_body_util::{BodyExt, Full};
+use std::{error::Error, time::Duration};
 use tokio::time::{Instant, timeout_at};
 use tower_overload::BoxError;
 
 /// A word of a prompt: as short as one can be.
 const WORD: &[u8] = b"a ";
+/// What follows it.
+const END: &[u8] = b"\"}";
 const REFUSED: u16 = 529;
 
 /// Makes and sends the requests of a replay, and reads the answers.
 #[derive(Debug)]
 pub struct Requests {
-    client: HttpClient<Slices>,
+    client: HttpClient<Prompt>,
     url: String,
     /// All prompts are slices of the longest one.
     words: Bytes,
@@ -91,45 +86,29 @@ impl Requests {
         Ok(status)
     }
 
-    /// The prompt is not copied, whatever its length.
-    fn body(&self, arrival: Arrival) -> Slices {
+    /// Where they go.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The body of the request of `arrival`. The prompt is not copied, whatever
+    /// its length.
+    pub fn body(&self, arrival: Arrival) -> Prompt {
         let Self { model, words, .. } = self;
         let max_tokens = arrival.generated_tokens.max(1);
         let head =
             format!(r#"{{"model":{model},"max_tokens":{max_tokens},"stream":true,"prompt":""#);
         let prompt = words.slice(..arrival.prompt_tokens as usize * WORD.len());
-        Slices([head.into(), prompt, Bytes::from_static(b"\"}")])
+        Full::new(Bytes::from(head).chain(prompt).chain(END))
     }
 }
 
 /// A request body of three parts that knows its length.
-#[derive(Debug)]
-struct Slices([Bytes; 3]);
-
-impl Body for Slices {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let next = self.0.iter_mut().find(|slice| !slice.is_empty());
-        Poll::Ready(next.map(|slice| Ok(Frame::data(std::mem::take(slice)))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.iter().all(Bytes::is_empty)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.0.iter().map(|slice| slice.len() as u64).sum())
-    }
-}
+pub type Prompt = Full<Chain<Chain<Bytes, Bytes>, &'static [u8]>>;
 
 /// What arrives of an event stream, a line at a time.
 #[derive(Debug, Default)]
-struct Events {
+pub struct Events {
     /// The start of a line whose end has not arrived.
     line: BytesMut,
     tokens: u32,
@@ -142,7 +121,8 @@ struct Events {
 }
 
 impl Events {
-    fn read(&mut self, mut data: &[u8], now: Instant) {
+    /// Reads what has arrived `now`.
+    pub fn read(&mut self, mut data: &[u8], now: Instant) {
         while let Some(end) = data.iter().position(|byte| *byte == b'\n') {
             let (line, rest) = data.split_at(end);
             data = &rest[1..];
@@ -174,7 +154,8 @@ impl Events {
         }
     }
 
-    fn outcome(&self, due: Instant) -> Outcome {
+    /// How a request has ended that was due at `due`.
+    pub fn outcome(&self, due: Instant) -> Outcome {
         match (self.first, self.last) {
             _ if self.error => Outcome::Failed("the stream ended with an error".into()),
             (Some(first), Some(last)) if self.done => Outcome::Succeeded(Pace {
@@ -204,81 +185,5 @@ fn in_few_words(error: &(dyn Error + 'static)) -> String {
         error
     } else {
         format!("{error}: {cause}")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::openai::{Endpoint, Generate};
-
-    #[tokio::test]
-    async fn a_request_has_the_lengths_of_the_trace_and_says_its_size() {
-        let url = "http://127.0.0.1:8000/".parse().unwrap();
-        let requests = Requests::new(&url, "a \"model\"", Some(100));
-        assert_eq!(requests.url, "http://127.0.0.1:8000/v1/completions");
-        let arrival = |prompt_tokens| Arrival {
-            at: Duration::ZERO,
-            prompt_tokens,
-            generated_tokens: 7,
-        };
-        for words in [0, 1, 100] {
-            let body = requests.body(arrival(words));
-            let size = body.size_hint().exact().unwrap();
-            let body = body.collect().await.unwrap().to_bytes();
-            assert_eq!(body.len() as u64, size);
-            let parsed = Generate::parse(Endpoint::Completions, &body).unwrap();
-            assert_eq!(parsed.prompt_tokens, u64::from(words));
-            assert_eq!((parsed.max_tokens, parsed.stream), (7, true));
-            assert_eq!(parsed.model, "a \"model\"");
-        }
-    }
-
-    fn chunk(text: &str) -> String {
-        format!("data: {{\"choices\":[{{\"index\":0,\"text\":\"{text}\"}}]}}\n\n")
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_pace_is_that_of_the_tokens_however_they_are_cut() {
-        let stream = [
-            chunk("a"),
-            chunk(" b"),
-            chunk(" c"),
-            chunk(""),
-            "data: [DONE]\n\n".into(),
-        ];
-        let due = Instant::now();
-        let mut events = Events::default();
-        for (n, event) in stream.iter().enumerate() {
-            let now = due + Duration::from_millis(100 + 20 * n as u64);
-            for byte in event.as_bytes() {
-                events.read(&[*byte], now);
-            }
-        }
-        assert_eq!(
-            events.outcome(due),
-            Outcome::Succeeded(Pace {
-                first_token: Duration::from_millis(100),
-                per_token: Duration::from_millis(20),
-            })
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_stream_without_its_end_has_failed() {
-        let due = Instant::now();
-        let mut events = Events::default();
-        events.read(chunk("a").as_bytes(), due);
-        assert!(matches!(events.outcome(due), Outcome::Failed(_)));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_stream_that_ends_with_an_error_has_failed() {
-        let due = Instant::now();
-        let mut events = Events::default();
-        let error = "data: {\"error\":{\"message\":\"gone\"}}\n\n";
-        let stream = [chunk("a"), error.into(), "data: [DONE]\n\n".into()];
-        events.read(stream.concat().as_bytes(), due);
-        assert!(matches!(events.outcome(due), Outcome::Failed(_)));
     }
 }

@@ -22,8 +22,9 @@ mod stack;
 mod vllm;
 
 pub use engine::{Engine, EngineBody, EngineFuture};
-pub use options::{WorkerArgs, WorkerConfig};
-pub use stack::stack;
+pub use options::WorkerConfig;
+pub use stack::{Stack, stack};
+pub use vllm::Exporter;
 
 use crate::{
     engine::{Batch, Ledger, RankLoad},

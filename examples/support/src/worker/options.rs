@@ -1,5 +1,5 @@
 use crate::{
-    cli::{Lookup, UsageError, address, base_url, name, nats_servers, rate, whole},
+    cli::{self, Lookup, MOST, UsageError, address, base_url, millis, name, nats_servers, whole},
     engine::Timing,
 };
 use clap::Parser;
@@ -18,182 +18,125 @@ use tower_overload::{
     nats::{Registration, Servers},
 };
 
-/// How a [`Worker`](super::Worker) is set up.
-///
-/// The default is that of the example's options: no cap, no gateway. Nothing
-/// here comes from the environment.
-#[derive(Clone, Debug, PartialEq)]
+/// How a [`Worker`](super::Worker) is set up. What is documented here is the
+/// help of its options.
+#[derive(Clone, Debug, Parser, PartialEq)]
+#[command(
+    name = "worker",
+    about = "A mock inference worker: an engine that generates words, behind the real admission of \
+             tower-overload, with the OpenAI API",
+    long_about = None
+)]
 pub struct WorkerConfig {
-    /// Where it listens; port 0 is any free one.
-    pub listen: SocketAddr,
-    /// What it is called; by default the address that it listens on.
-    pub id: Option<String>,
-    /// The one model that it serves.
-    pub model: String,
-    /// How many requests may be in the engine and how many may wait; `None`
-    /// for no cap.
-    pub limits: Option<Limits>,
-    /// How fast the engine is.
-    pub timing: Timing,
-    /// How many requests of a rank have that speed; beyond, they share it
-    /// ([`Batch`](crate::engine::Batch)). `None` for any number.
-    pub batch: Option<NonZeroUsize>,
-    /// How many tokens of a stream come at a time, after the first one.
-    pub stream_interval: NonZeroU32,
-    /// The KV blocks of each rank, as told to the gateway.
-    pub kv_total_blocks: u64,
-    /// The tokens of a KV block.
-    pub kv_block_size: NonZeroU64,
-    /// The prompt tokens of one step, as told to the gateway.
-    pub max_num_batched_tokens: u64,
-    /// The data-parallel ranks, from 1.
-    pub dp_ranks: u32,
-    /// The admin address of the gateway that it registers with.
-    pub register: Option<Uri>,
-    /// Where it tells a fleet's gateways of itself.
-    pub nats: Option<Servers>,
-    /// How long those remember it when they hear nothing.
-    pub nats_ttl: Duration,
-    /// Where the gateway reaches it; by default the address that it listens on.
-    pub advertise: Option<Uri>,
-    /// The address at which the gateway reaches it, if it listens on all.
-    pub reached_at: Option<IpAddr>,
-}
-
-impl Default for WorkerConfig {
-    fn default() -> Self {
-        Self {
-            listen: (Ipv4Addr::LOCALHOST, 8100).into(),
-            id: None,
-            model: "tiny".into(),
-            limits: None,
-            timing: Timing {
-                prefill_tokens_per_second: 8000.0,
-                decode_tokens_per_second: 50.0,
-            },
-            batch: None,
-            stream_interval: NonZeroU32::MIN,
-            kv_total_blocks: 4096,
-            kv_block_size: const { NonZeroU64::new(16).unwrap() },
-            max_num_batched_tokens: 8192,
-            dp_ranks: 1,
-            register: None,
-            nats: None,
-            nats_ttl: Registration::DEFAULT_TTL,
-            advertise: None,
-            reached_at: None,
-        }
-    }
-}
-
-/// A mock inference worker: an engine that generates words, behind the real
-/// admission of tower-overload, with the OpenAI API.
-#[derive(Clone, Debug, Parser)]
-#[command(name = "worker")]
-pub struct WorkerArgs {
     /// Where to listen; port 0 is any free one
     #[arg(long, default_value = "127.0.0.1:8100", value_name = "ADDR:PORT", value_parser = address)]
-    listen: SocketAddr,
+    pub listen: SocketAddr,
 
     /// What the worker is called [default: the listen address]
     #[arg(long, value_parser = name)]
-    id: Option<String>,
+    pub id: Option<String>,
 
     /// The model that it serves
     #[arg(long, default_value = "tiny", value_parser = name)]
-    model: String,
+    pub model: String,
 
     /// At most N requests in the engine [env: DYN_ENGINE_REQUEST_LIMIT]
     /// [default: no cap]
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_LIMIT))]
-    engine_request_limit: Option<usize>,
+    pub engine_request_limit: Option<usize>,
 
     /// At most Q requests waiting, if there is a cap
     /// [env: DYN_DYNAMO_REQUEST_QUEUE_LIMIT] [default: 16]
     #[arg(long, value_name = "Q", value_parser = whole(MIN_QUEUE_LIMIT_IN_ENV..=MAX_LIMIT))]
-    request_queue_limit: Option<usize>,
+    pub request_queue_limit: Option<usize>,
 
-    /// Prompt tokens a second of each request; 0 is infinitely fast
-    #[arg(long, default_value = "8000", value_name = "RATE", value_parser = rate)]
-    prefill_tokens_per_second: f64,
+    /// What the two above come to; `None` for no cap.
+    #[arg(skip)]
+    pub limits: Option<Limits>,
 
-    /// Generated tokens a second of each request; 0 is infinitely fast
-    #[arg(long, default_value = "50", value_name = "RATE", value_parser = rate)]
-    decode_tokens_per_second: f64,
+    /// How fast the engine is.
+    #[command(flatten)]
+    pub timing: Timing,
 
     /// How many requests of a rank have that speed; beyond, they share the
     /// throughput that so many have [default: any number]
     #[arg(long, value_name = "REQUESTS", value_parser = whole(NonZeroUsize::MIN..=NonZeroUsize::MAX))]
-    batch: Option<NonZeroUsize>,
+    pub batch: Option<NonZeroUsize>,
 
     /// Tokens of a stream that come at a time, after the first one
     #[arg(long, default_value = "1", value_name = "TOKENS", value_parser = whole(NonZeroU32::MIN..=NonZeroU32::MAX))]
-    stream_interval: NonZeroU32,
+    pub stream_interval: NonZeroU32,
 
     /// KV blocks of each rank
-    #[arg(long, default_value = "4096", value_name = "BLOCKS", value_parser = whole(1..=MOST))]
-    kv_total_blocks: u64,
+    #[arg(long, default_value = "4096", value_name = "BLOCKS", value_parser = whole(1..=MOST.get()))]
+    pub kv_total_blocks: u64,
 
     /// Tokens of a KV block
-    #[arg(long, default_value = "16", value_name = "TOKENS", value_parser = block_size)]
-    kv_block_size: NonZeroU64,
+    #[arg(long, default_value = "16", value_name = "TOKENS", value_parser = whole(NonZeroU64::MIN..=MOST))]
+    pub kv_block_size: NonZeroU64,
 
     /// Prompt tokens that a rank takes in one step
-    #[arg(long, default_value = "8192", value_name = "TOKENS", value_parser = whole(1..=MOST))]
-    max_num_batched_tokens: u64,
+    #[arg(long, default_value = "8192", value_name = "TOKENS", value_parser = whole(1..=MOST.get()))]
+    pub max_num_batched_tokens: u64,
 
     /// Data-parallel ranks; requests go to them in turn
     #[arg(long, default_value = "1", value_name = "RANKS", value_parser = whole(1..=1024_u32))]
-    dp_ranks: u32,
+    pub dp_ranks: u32,
 
     /// The admin address of a gateway to register with
     #[arg(long, value_name = "URL", value_parser = base_url)]
-    register: Option<Uri>,
+    pub register: Option<Uri>,
 
     /// Tell the gateways of a fleet over NATS, instead: URLs of its servers,
     /// separated by commas
     #[arg(long, value_name = "URLS", value_parser = nats_servers, conflicts_with = "register")]
-    nats: Option<Servers>,
+    pub nats: Option<Servers>,
 
     /// A fleet forgets this worker when it hears nothing for this long, in ms
-    #[arg(long, default_value = "10000", value_name = "MS", value_parser = whole(SHORTEST_TTL_MS..=LONGEST_TTL_MS))]
-    nats_ttl_ms: u64,
+    #[arg(long = "nats-ttl-ms", default_value = "10000", value_name = "MS", value_parser = millis(SHORTEST_TTL_MS..=LONGEST_TTL_MS))]
+    pub nats_ttl: Duration,
 
     /// Where the gateway reaches this worker [default: http:// and the listen
     /// address, or where that is all addresses, the one by which this machine
     /// reaches the gateway]
     #[arg(long, value_name = "URL", value_parser = base_url)]
-    advertise: Option<Uri>,
+    pub advertise: Option<Uri>,
+
+    /// The address at which the gateway reaches it, if it listens on all.
+    #[arg(skip)]
+    pub reached_at: Option<IpAddr>,
 }
 
 const SHORTEST_TTL_MS: u64 = Registration::MIN_TTL.as_millis() as u64;
 const LONGEST_TTL_MS: u64 = Registration::MAX_TTL.as_millis() as u64;
 
-/// What is exact in every JSON parser.
-const MOST: u64 = (1 << 53) - 1;
-
-fn block_size(value: &str) -> Result<NonZeroU64, String> {
-    whole(NonZeroU64::MIN..=const { NonZeroU64::new(MOST).unwrap() })(value)
+/// What the options default to: no cap, no gateway, and nothing that comes from
+/// the environment.
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        cli::defaults()
+    }
 }
 
-impl WorkerArgs {
-    /// The configuration that the options and the environment ask for; a flag
-    /// beats a variable.
+impl WorkerConfig {
+    /// Adds what the environment says where no flag does, and checks what has
+    /// to go together.
     ///
     /// # Errors
     ///
-    /// If a variable that is read has a value that is not allowed.
-    pub fn config(self, environment: Lookup<'_>) -> Result<WorkerConfig, UsageError> {
+    /// If a variable that is read has a value that is not allowed, or nobody
+    /// could reach the worker.
+    pub fn with_environment(mut self, environment: Lookup<'_>) -> Result<Self, UsageError> {
         let value = |flag: Option<usize>, variable: &str| {
             flag.map(|number| OsString::from(number.to_string()))
                 .or_else(|| environment(variable))
         };
         let slots = value(self.engine_request_limit, ENGINE_REQUEST_LIMIT);
         let queue = value(self.request_queue_limit, REQUEST_QUEUE_LIMIT);
-        let limits = Limits::parse(slots.as_deref(), queue.as_deref()).map_err(UsageError::from)?;
+        self.limits = Limits::parse(slots.as_deref(), queue.as_deref())?;
         let is_told = self.register.is_some() || self.nats.is_some();
         let is_known = self.advertise.is_some() || !self.listen.ip().is_unspecified();
-        let reached_at = match &self.register {
+        self.reached_at = match &self.register {
             _ if is_known || !is_told => None,
             Some(gateway) => Some(reached_at(self.listen, gateway).map_err(|error| {
                 let expected = format!("--advertise URL is missing: {gateway} {error}");
@@ -204,27 +147,7 @@ impl WorkerArgs {
                 return Err(UsageError::new("--listen", self.listen, expected));
             }
         };
-        Ok(WorkerConfig {
-            listen: self.listen,
-            id: self.id,
-            model: self.model,
-            limits,
-            timing: Timing {
-                prefill_tokens_per_second: self.prefill_tokens_per_second,
-                decode_tokens_per_second: self.decode_tokens_per_second,
-            },
-            batch: self.batch,
-            stream_interval: self.stream_interval,
-            kv_total_blocks: self.kv_total_blocks,
-            kv_block_size: self.kv_block_size,
-            max_num_batched_tokens: self.max_num_batched_tokens,
-            dp_ranks: self.dp_ranks,
-            register: self.register,
-            nats: self.nats,
-            nats_ttl: Duration::from_millis(self.nats_ttl_ms),
-            advertise: self.advertise,
-            reached_at,
-        })
+        Ok(self)
     }
 }
 
@@ -234,10 +157,10 @@ impl WorkerArgs {
 fn reached_at(listen: SocketAddr, gateway: &Uri) -> io::Result<IpAddr> {
     let host = gateway.host().unwrap_or_default();
     let host = host.trim_matches(['[', ']']);
-    let addresses = (host, gateway.port_u16().unwrap_or(80)).to_socket_addrs()?;
+    let mut addresses = (host, gateway.port_u16().unwrap_or(80)).to_socket_addrs()?;
     let any = listen.ip();
     let is_heard = |address: &SocketAddr| any.is_ipv6() || address.is_ipv4();
-    let address = addresses.filter(is_heard).next();
+    let address = addresses.find(is_heard);
     let address = address.ok_or_else(|| io::Error::other("has no IPv4 address"))?;
     let any: IpAddr = match address {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -247,86 +170,4 @@ fn reached_at(listen: SocketAddr, gateway: &Uri) -> io::Result<IpAddr> {
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(address)?;
     Ok(socket.local_addr()?.ip())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cli::{no_environment, try_parse};
-
-    fn args(args: &[&str]) -> WorkerArgs {
-        let args = ["worker"].iter().chain(args).map(OsString::from);
-        try_parse(args).unwrap()
-    }
-
-    fn limits(flags: &[&str], slots: &str, queue: &str) -> Result<Option<Limits>, String> {
-        let environment = |name: &str| match name {
-            ENGINE_REQUEST_LIMIT => Some(slots.into()),
-            REQUEST_QUEUE_LIMIT => Some(queue.into()),
-            _ => None,
-        };
-        match args(flags).config(&environment) {
-            Ok(config) => Ok(config.limits),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-
-    fn some(slots: usize, queue: usize) -> Result<Option<Limits>, String> {
-        Ok(Some(Limits::new(slots, queue).unwrap()))
-    }
-
-    #[test]
-    fn the_defaults_are_those_of_the_configuration() {
-        let config = args(&[]).config(&no_environment).unwrap();
-        assert_eq!(config, WorkerConfig::default());
-    }
-
-    #[test]
-    fn a_flag_beats_its_variable_and_an_empty_variable_is_unset() {
-        let slots = ["--engine-request-limit", "3"];
-        let both = [slots[0], slots[1], "--request-queue-limit", "5"];
-        assert_eq!(limits(&[], "", ""), Ok(None));
-        assert_eq!(limits(&[], "2", ""), some(2, 16));
-        assert_eq!(limits(&[], "2", "4"), some(2, 4));
-        assert_eq!(limits(&slots, "2", "4"), some(3, 4));
-        assert_eq!(limits(&slots, "bad", ""), some(3, 16));
-        assert_eq!(limits(&both, "bad", "bad"), some(3, 5));
-        assert_eq!(limits(&both[2..], "2", "bad"), some(2, 5));
-    }
-
-    #[test]
-    fn a_worker_on_all_addresses_is_told_of_by_one_that_the_gateway_reaches() {
-        let config = |more: &[&str]| {
-            let all = [&["--listen", "0.0.0.0:0"], more].concat();
-            args(&all).config(&no_environment)
-        };
-        assert_eq!(config(&[]).unwrap().reached_at, None, "nobody is told");
-        let register = ["--register", "http://127.0.0.1:9000"];
-        let here = Some(Ipv4Addr::LOCALHOST.into());
-        assert_eq!(config(&register).unwrap().reached_at, here);
-        let advertise = [&register[..], &["--advertise", "http://worker:1"]].concat();
-        assert_eq!(config(&advertise).unwrap().reached_at, None);
-        let cases: [&[&str]; 2] = [
-            &["--register", "http://gateway.invalid:9000"],
-            &["--nats", "nats://127.0.0.1:4222"],
-        ];
-        for options in cases {
-            let error = config(options).unwrap_err().to_string();
-            assert!(error.contains("--advertise"), "{error}");
-        }
-    }
-
-    #[test]
-    fn without_a_cap_the_queue_limit_is_ignored() {
-        assert_eq!(limits(&["--request-queue-limit", "5"], "", "bad"), Ok(None));
-        assert_eq!(limits(&[], "", "1"), Ok(None));
-    }
-
-    #[test]
-    fn a_bad_variable_is_named_with_its_value_and_what_is_allowed() {
-        let error = limits(&["--engine-request-limit", "3"], "", "1").unwrap_err();
-        for part in [REQUEST_QUEUE_LIMIT, "\"1\"", "from 2 to"] {
-            assert!(error.contains(part), "{error}");
-        }
-    }
 }

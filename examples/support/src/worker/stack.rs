@@ -1,14 +1,16 @@
 use super::Engine;
 use crate::openai::Generate;
-use bytes::Bytes;
+use axum::body::Body;
 use http::{Request, Response};
-use http_body::Body;
 use metrics::NoopRecorder;
 use std::convert::Infallible;
-use tower::{Service, ServiceBuilder};
+use tower::{ServiceBuilder, util::BoxCloneSyncService};
 use tower_overload::{
     BoxError, ServiceOverloaded, admission::EngineAdmissionLayer, status::OverloadStatusLayer,
 };
+
+/// What answers a request that was read.
+pub type Stack = BoxCloneSyncService<Request<Generate>, Response<Body>, Infallible>;
 
 /// The worker's stack, from outside to inside: refusals become 529s, at most
 /// N requests are in the engine and at most Q wait, the engine.
@@ -19,20 +21,9 @@ use tower_overload::{
 /// worker named ends only by time, after a second at least; one of the
 /// gateway's own ends with the next response of the worker, which is when there
 /// is room again.
-pub fn stack(
-    admission: EngineAdmissionLayer,
-    engine: Engine,
-    behind_gateway: bool,
-) -> impl Service<
-    Request<Generate>,
-    Response = Response<impl Body<Data = Bytes, Error = Infallible> + Send + use<>>,
-    Error = Infallible,
-    Future: Send,
-> + Clone
-+ Send
-+ Sync
-+ 'static {
-    ServiceBuilder::new()
+pub fn stack(admission: EngineAdmissionLayer, engine: Engine, behind_gateway: bool) -> Stack {
+    let stack = ServiceBuilder::new()
+        .map_response(|response: Response<_>| response.map(Body::new))
         .layer(status().infallible())
         .map_err(move |error| {
             if behind_gateway {
@@ -42,7 +33,8 @@ pub fn stack(
             }
         })
         .layer(admission.no_queue_when(no_queue))
-        .service(engine)
+        .service(engine);
+    BoxCloneSyncService::new(stack)
 }
 
 /// 529 whatever the environment says: that is how a gateway tells a refusal,

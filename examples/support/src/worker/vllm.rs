@@ -6,18 +6,23 @@ use tower_overload::admission::AdmissionHandle;
 
 /// Writes the load of the engine and the queue in front of it.
 #[derive(Clone, Debug)]
-pub(super) struct Exporter {
-    pub(super) ledger: Arc<Ledger>,
-    pub(super) admission: Option<AdmissionHandle>,
-    pub(super) model: String,
-    pub(super) kv_total_blocks: u64,
-    pub(super) kv_block_size: NonZeroU64,
+pub struct Exporter {
+    /// The accounts of the engine.
+    pub ledger: Arc<Ledger>,
+    /// The queue in front of it, if there is a cap.
+    pub admission: Option<AdmissionHandle>,
+    /// The model that it serves.
+    pub model: String,
+    /// KV blocks of each rank.
+    pub kv_total_blocks: u64,
+    /// Tokens of a KV block.
+    pub kv_block_size: NonZeroU64,
 }
 
 impl Exporter {
     /// Prometheus' text format. Waiting requests have no rank yet: each rank
     /// has those that would come to it if they entered now, in turn.
-    pub(super) fn render(&self) -> String {
+    pub fn render(&self) -> String {
         let loads: Vec<_> = self.ledger.snapshot().collect();
         let requests: Vec<_> = self.ledger.requests().collect();
         let queued = self.admission.as_ref().map_or(0, |it| it.snapshot().queued);
@@ -94,40 +99,4 @@ fn escape(value: &str) -> String {
         .replace('\\', "\\\\")
         .replace('"', "\\\"")
         .replace('\n', "\\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tower_overload::scrape::{Engine, EngineReport};
-
-    #[test]
-    fn what_is_written_is_read_again() {
-        let block = const { NonZeroU64::new(16).unwrap() };
-        let ledger = Arc::new(Ledger::new(2, block));
-        drop(ledger.enter(100));
-        let _running = [ledger.enter(32), ledger.enter(64), ledger.enter(32)];
-        let exporter = Exporter {
-            ledger,
-            admission: None,
-            model: "a \"b\"\\\n".into(),
-            kv_total_blocks: 4,
-            kv_block_size: block,
-        };
-        let report = EngineReport::read(exporter.render().as_bytes()).unwrap();
-        assert_eq!(report.engine(), Engine::Vllm);
-        assert_eq!(report.ignored(), 0);
-        assert_eq!(report.kv_blocks(), Some(4));
-        assert_eq!(report.mean_prompt_tokens(), Some(100.0));
-        let ranks: Vec<_> = report
-            .ranks()
-            .iter()
-            .map(|it| (it.dp_rank, it.kv_usage, it.waiting, it.running))
-            .collect();
-        let all = [
-            (0, Some(1.0), Some(0), Some(1)),
-            (1, Some(1.0), Some(0), Some(2)),
-        ];
-        assert_eq!(ranks, all);
-    }
 }

@@ -1,18 +1,18 @@
 //! What Prometheus sees.
 
-use super::stack::Id;
 use metrics::{Recorder, with_local_recorder};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 use tokio::time::interval;
 use tower_overload::{
+    fleet::Id,
     load::WorkerMonitor,
     metrics::{Prefix, describe},
 };
 
 /// The recorder of a gateway, which is not the process's: there may be several.
 #[derive(Clone)]
-pub(super) struct Metrics {
+pub struct Metrics {
     recorder: Arc<PrometheusRecorder>,
     handle: PrometheusHandle,
     monitor: WorkerMonitor<Id>,
@@ -20,7 +20,7 @@ pub(super) struct Metrics {
 
 impl Metrics {
     /// With a monitor that shows no series of workers that are gone.
-    pub(super) fn new(stale_after: Option<Duration>) -> Self {
+    pub fn new(stale_after: Option<Duration>) -> Self {
         let recorder = PrometheusBuilder::new().build_recorder();
         let monitor = with_local_recorder(&recorder, || {
             describe(&Prefix::default());
@@ -36,26 +36,26 @@ impl Metrics {
         }
     }
 
-    pub(super) fn monitor(&self) -> &WorkerMonitor<Id> {
+    pub fn monitor(&self) -> &WorkerMonitor<Id> {
         &self.monitor
     }
 
-    pub(super) fn recorder(&self) -> Arc<dyn Recorder + Send + Sync> {
+    pub fn recorder(&self) -> Arc<dyn Recorder + Send + Sync> {
         self.recorder.clone()
     }
 
     /// Has handles that `what` makes be of this recorder.
-    pub(super) fn recorded<R>(&self, what: impl FnOnce() -> R) -> R {
+    pub fn recorded<R>(&self, what: impl FnOnce() -> R) -> R {
         with_local_recorder(&*self.recorder, what)
     }
 
-    pub(super) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         self.handle.render() + &self.monitor.worker_gauges()
     }
 
     /// The recorder keeps every sample of a histogram until somebody asks for
     /// them, and perhaps nobody does.
-    pub(super) async fn keep_small(self) -> Infallible {
+    pub async fn keep_small(self) -> Infallible {
         let mut interval = interval(Duration::from_secs(5));
         loop {
             interval.tick().await;

@@ -1,28 +1,28 @@
-use super::Objectives;
+//! What a replay has come to.
+
+use crate::replayer::sped_up;
+use overload_examples::replay::Outcome;
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-/// How one request ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// All of the answer has arrived.
-    Succeeded(Pace),
-    /// Status 529.
-    Refused,
-    /// Anything else, in few words.
-    Failed(String),
-    /// The client had no more patience. If the first token had arrived, this
-    /// is how long it took, from when it was due.
-    GaveUp(Option<Duration>),
+/// What a good answer is, in the time of the replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Objectives {
+    /// The longest time to the first token.
+    pub first_token: Duration,
+    /// The longest time per token after the first.
+    pub per_token: Duration,
 }
 
-/// When the tokens of an answer arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
-    /// From the time that the trace says to the first token.
-    pub first_token: Duration,
-    /// From the first token to the last one, divided by the tokens after the
-    /// first.
-    pub per_token: Duration,
+impl Objectives {
+    /// Objectives in the time of the trace, for a replay that is `speedup`
+    /// times as fast.
+    #[must_use]
+    pub fn sped_up(self, speedup: f64) -> Self {
+        Self {
+            first_token: sped_up(self.first_token, speedup),
+            per_token: sped_up(self.per_token, speedup),
+        }
+    }
 }
 
 /// What a replay has come to.
@@ -125,13 +125,14 @@ impl fmt::Display for Report {
     }
 }
 
-pub(super) fn millis(time: Duration) -> f64 {
+fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use overload_examples::replay::Pace;
 
     const OBJECTIVES: Objectives = Objectives {
         first_token: Duration::from_millis(100),

@@ -26,7 +26,7 @@ impl Observer {
         Self(Arc::new(tell))
     }
 
-    pub(super) fn watch(self, app: Router) -> Router {
+    pub fn watch(self, app: Router) -> Router {
         app.layer(from_fn_with_state(self, watched))
     }
 }

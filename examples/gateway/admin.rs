@@ -7,7 +7,7 @@ use http::{StatusCode, header::CONTENT_TYPE};
 use serde_json::json;
 use tower_overload::admin::FleetApi;
 
-pub(super) fn router(fleet: Fleet, metrics: Metrics) -> Router {
+pub fn router(fleet: Fleet, metrics: Metrics) -> Router {
     Router::new()
         .route("/metrics", get(text))
         .method_not_allowed_fallback(|| async {

@@ -1,11 +1,9 @@
 //! How the gateway chooses a worker, and what it knows of their load for that.
 
-use super::{
-    stack::{Id, Upstream},
-    worker::Tracker,
-};
+use super::{Upstream, worker::Tracker};
 use clap::ValueEnum;
 use tower_overload::{
+    fleet::Id,
     front::Key,
     load::{WorkerCounts, WorkerLoad, WorkerMonitor, tracker::Cost},
     pool::{
@@ -54,20 +52,20 @@ impl Balance {
     }
 
     /// Whether the prompts of requests have to be read for it.
-    pub(super) fn reads_prompts(self) -> bool {
+    pub fn reads_prompts(self) -> bool {
         self == Self::Affinity || self.by_load().is_some()
     }
 }
 
 /// Who knows the load of the workers: the gateway itself, or what they report.
 #[derive(Clone, Debug)]
-pub(super) struct Loads {
+pub struct Loads {
     monitor: WorkerMonitor<Id>,
     tracker: Option<Tracker>,
 }
 
 impl Loads {
-    pub(super) fn new(monitor: &WorkerMonitor<Id>, tracker: Option<&Tracker>) -> Self {
+    pub fn new(monitor: &WorkerMonitor<Id>, tracker: Option<&Tracker>) -> Self {
         Self {
             monitor: monitor.clone(),
             tracker: tracker.cloned(),
@@ -75,7 +73,7 @@ impl Loads {
     }
 
     /// Has the pool choose so.
-    pub(super) fn balance<P, C>(
+    pub fn balance<P, C>(
         &self,
         balance: Balance,
         pool: WorkerPoolBuilder<Id, Upstream, P, C>,

@@ -1,14 +1,13 @@
-use super::{Objectives, Replay, Trace, parse_trace};
-use crate::{
-    cli::{UsageError, base_url, name, positive, whole},
-    engine::Timing,
-    gateway::GatewayConfig,
-    worker::WorkerConfig,
-};
+//! What is replayed, where, and how fast.
+
+use crate::{replayer::Replay, report::Objectives};
 use clap::Parser;
 use http::Uri;
+use overload_examples::{
+    cli::{UsageError, base_url, name, positive, whole},
+    replay::{Trace, parse_trace},
+};
 use std::{path::PathBuf, time::Duration};
-use tower_overload::admission::Limits;
 
 /// Replays a trace of requests against a gateway: an open loop on the clock of
 /// the trace.
@@ -54,26 +53,6 @@ pub struct ReplayArgs {
 }
 
 impl ReplayArgs {
-    /// The fleet that `--embedded` asks for: the gateway's defaults, in the
-    /// time of the trace.
-    pub fn embedded_fleet(&self) -> Option<GatewayConfig> {
-        let worker = WorkerConfig::default();
-        let timing = Timing {
-            prefill_tokens_per_second: worker.timing.prefill_tokens_per_second * self.speedup,
-            decode_tokens_per_second: worker.timing.decode_tokens_per_second * self.speedup,
-        };
-        self.embedded.then(|| GatewayConfig {
-            model: self.model.clone(),
-            embedded_workers: 2,
-            embedded: WorkerConfig {
-                limits: Limits::new(4, 4).ok(),
-                timing,
-                ..worker
-            },
-            ..GatewayConfig::default()
-        })
-    }
-
     /// Reads the trace.
     ///
     /// # Errors
