@@ -746,6 +746,11 @@ impl<S, M> Fleet<S, M> {
 pub(super) struct WeakFleet<S, M>(Weak<Inner<S, M>>);
 
 impl<S, M> WeakFleet<S, M> {
+    #[cfg(feature = "nats")]
+    pub(super) fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+
     pub(super) fn upgrade(&self) -> Option<Fleet<S, M>> {
         let inner = self.0.upgrade()?;
         Some(Fleet { inner })

@@ -2,6 +2,7 @@
 
 use super::{Fleet, Id, Origin, Registration, fleet::WeakFleet};
 use crate::{
+    busy::Observation,
     load::LoadEvent,
     nats::{self, FleetEvent, FleetSource},
 };
@@ -9,7 +10,7 @@ use futures::{StreamExt, future::BoxFuture};
 use std::{
     collections::HashMap,
     fmt,
-    future::Future,
+    future::{Future, poll_fn},
     pin::Pin,
     task::{Context, Poll},
 };
@@ -32,18 +33,34 @@ where
     /// Completes when the fleet or the NATS client is gone. When it is dropped,
     /// the workers stay.
     pub fn follow(&self, source: FleetSource<Id>) -> Following {
-        Following(Box::pin(follow(self.downgrade(), source)))
+        let changes = self.changed().observe();
+        Following(Box::pin(follow(self.downgrade(), changes, source)))
     }
 }
 
 /// Events that are taken at once when there are several.
 const BATCH: usize = 256;
 
-async fn follow<S: Clone, M>(fleet: WeakFleet<S, M>, source: FleetSource<Id>) {
+async fn follow<S: Clone, M>(
+    fleet: WeakFleet<S, M>,
+    changes: Observation,
+    source: FleetSource<Id>,
+) {
     let mut batches = source.ready_chunks(BATCH);
     let mut loads = Vec::new();
     let mut members = Members::new();
-    while let Some(batch) = batches.next().await {
+    loop {
+        let next = poll_fn(|cx| {
+            // Its end wakes this: nobody may ever say anything more.
+            changes.register(cx.waker());
+            match fleet.is_gone() {
+                true => Poll::Ready(None),
+                false => batches.poll_next_unpin(cx),
+            }
+        });
+        let Some(batch) = next.await else {
+            return;
+        };
         let Some(fleet) = fleet.upgrade() else {
             return;
         };

@@ -4,6 +4,8 @@ mod dns;
 mod life;
 mod model;
 mod models;
+#[cfg(feature = "nats")]
+mod nats;
 #[cfg(feature = "admin")]
 mod report;
 mod support;
