@@ -393,6 +393,9 @@ impl<S: Clone, M> Fleet<S, M> {
             }
         };
         let names = models.iter().map(|model| &*model.name);
+        // Held until all are, so that none of them gives way to another.
+        let known = names.clone().filter_map(|name| inner.models.claim(name));
+        let _known: Vec<_> = known.collect();
         inner.models.check_room(names)?;
         let mut claimed: Vec<Arc<Served<S, M>>> = Vec::with_capacity(models.len());
         for model in &models {
