@@ -436,8 +436,9 @@ impl<S: Clone, M> Fleet<S, M> {
         let old = entry.wanted.replace(wanted);
         let view = Self::viewed(&id, entry);
         drop(state);
-        drop(old);
         inner.settled([id]);
+        // Not before: it is foreign, and may panic.
+        drop(old);
         Ok(view.map(|view| self.complete(view)))
     }
 
@@ -644,13 +645,14 @@ impl<S: Clone, M> Fleet<S, M> {
             }
         }
         drop(state);
-        drop(ended);
         if !gone.is_empty() {
             for id in &gone {
                 tracing::warn!(worker = &**id, "removed: it was silent for too long");
             }
             self.inner.settled(gone);
         }
+        // Not before: it is foreign, and may panic.
+        drop(ended);
         next
     }
 
