@@ -1,8 +1,8 @@
 //! The public face of a fleet, and its state.
 
 use super::{
-    Compose, Connect, FleetBuilder, Id, ModelMarks, Origin, Refused, Registration, ServedModel,
-    SignsOfLife, WorkerUpdate, WorkerView,
+    Compose, Connect, FleetBuilder, Id, ModelMarks, Origin, Refused, RefusedKind, Registration,
+    ServedModel, SignsOfLife, WorkerUpdate, WorkerView,
     expiry::next_end,
     model::{Fresh, Models, Served},
     registration::{Checked, check_name, check_ttl, is_same_url},
@@ -525,7 +525,8 @@ impl<S: Clone, M> Fleet<S, M> {
 
     /// Has the workers of a [discovery](Origin::Source) be these and no others:
     /// registers those that are new or have changed, and has those
-    /// [leave](Self::leave) that are not among them. Returns which were
+    /// [leave](Self::leave) that are not among them. Those that come are there
+    /// before the others leave, as far as there is room. Returns which were
     /// refused, and why.
     ///
     /// For a discovery that knows all of its workers at once. One that cannot
@@ -555,19 +556,33 @@ impl<S: Clone, M> Fleet<S, M> {
             .filter(|(id, worker)| !is_as_said(id, worker))
             .collect();
         drop(state);
+        let refused = |id: &Id, worker: &Registration| {
+            let registered = self.register(id, worker.clone(), origin.clone());
+            if registered.is_ok() {
+                tracing::info!(worker = &**id, discovery, "is there");
+            }
+            registered.err()
+        };
+        // If all are others now, nobody would be there in between.
+        let mut not_there = Vec::new();
+        for (id, worker) in news {
+            if let Some(why) = refused(id, worker) {
+                not_there.push((id, worker, why));
+            }
+        }
         for id in gone {
             if self.leave(&id, &origin) {
                 tracing::info!(worker = &*id, discovery, "has left");
             }
         }
-        let mut refused = Vec::new();
-        for (id, worker) in news {
-            match self.register(id, worker.clone(), origin.clone()) {
-                Ok(_) => tracing::info!(worker = &**id, discovery, "is there"),
-                Err(why) => refused.push((id.clone(), why)),
-            }
-        }
-        refused
+        let not_there = not_there.into_iter().filter_map(|(id, worker, why)| {
+            let why = match why.kind() {
+                RefusedKind::Full => refused(id, worker)?,
+                _ => why,
+            };
+            Some((id.clone(), why))
+        });
+        not_there.collect()
     }
 
     fn take(&self, id: &str, is_its: impl FnOnce(&Origin) -> bool) -> Option<Removed> {

@@ -1,10 +1,23 @@
 //! How workers come, stay and go.
 
 use crate::support::*;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use std::{
+    future::pending,
+    sync::{Arc, OnceLock},
+};
+use tower::{service_fn, util::BoxCloneSyncService};
 use tower_overload::{
+    BoxError,
     busy::Mark,
-    fleet::{Origin, RefusedKind, Registration, Removed, WorkerUpdate},
+    fleet::{
+        Compose, Connect, Fleet, FleetBuilder, Origin, RefusedKind, Registration, Removed,
+        WorkerUpdate,
+    },
     load::LoadEvent,
+    pool::WorkerPool,
 };
 
 fn at(port: u16) -> Registration {
@@ -243,4 +256,46 @@ async fn a_discovery_that_knows_all_of_its_workers_says_so_in_one_call() {
     assert_eq!(sync(&[2]), []);
     assert!(fleet.worker("w2").unwrap().has(Mark::Draining));
     assert_eq!(ids(&fleet), ["static", "w2"]);
+}
+
+type Deaf = BoxCloneSyncService<Request<()>, Response<Full<Bytes>>, BoxError>;
+
+/// A fleet that is at hand while a worker is connected to.
+fn connecting(
+    builder: FleetBuilder,
+    connect: impl Fn(&Fleet<Deaf, ()>, &Connect<'_>) + Send + Sync + 'static,
+) -> Fleet<Deaf, ()> {
+    let fleet = Arc::new(OnceLock::new());
+    let at_hand = fleet.clone();
+    let connect = move |worker: &Connect<'_>| {
+        connect(at_hand.get().expect("it is built"), worker);
+        let client = service_fn(|_| pending::<Result<_, BoxError>>());
+        Ok(BoxCloneSyncService::new(client))
+    };
+    let compose = |model: Compose<'_, Deaf>| {
+        let pool = WorkerPool::<_, Request<()>>::new(model.changes, model.set);
+        Ok(((), pool.members()))
+    };
+    let built = builder.default_model("tiny").build(connect, compose);
+    fleet.get_or_init(|| built.unwrap()).clone()
+}
+
+#[tokio::test]
+async fn those_that_a_discovery_has_found_are_there_before_others_leave() {
+    let fleet = connecting(FleetBuilder::new(), |fleet, worker| {
+        if &**worker.id == "new" {
+            assert!(fleet.knows("old"), "nobody is there for a moment");
+        }
+    });
+    assert!(fleet.sync("dns", [("old", at(1))]).is_empty());
+    assert!(fleet.sync("dns", [("new", at(2))]).is_empty());
+    assert!(fleet.knows("new") && !fleet.knows("old"));
+}
+
+#[tokio::test]
+async fn those_that_leave_make_room_for_those_that_a_discovery_has_found() {
+    let fleet = connecting(FleetBuilder::new().max_workers(1), |_, _| {});
+    assert!(fleet.sync("dns", [("old", at(1))]).is_empty());
+    assert!(fleet.sync("dns", [("new", at(2))]).is_empty());
+    assert!(fleet.knows("new") && !fleet.knows("old"));
 }
