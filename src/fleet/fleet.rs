@@ -408,7 +408,12 @@ impl<S: Clone, M> Fleet<S, M> {
         let operator_drains = operator_drains.unwrap_or(drained);
         let mut state = lock(&inner.state);
         let known = state.wanted(&id).map(|known| known.plan.revision);
-        if known != seen {
+        // That there is none, before and after, does not mean that none has
+        // come and gone, or that the last place is still free.
+        let is_another = known.is_none()
+            && (state.removed.contains(&id) != was_removed
+                || state.workers.len() >= inner.max_workers);
+        if known != seen || is_another {
             return Ok(None);
         }
         let revision = state.next();

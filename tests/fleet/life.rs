@@ -299,3 +299,28 @@ async fn those_that_leave_make_room_for_those_that_a_discovery_has_found() {
     assert!(fleet.sync("dns", [("new", at(2))]).is_empty());
     assert!(fleet.knows("new") && !fleet.knows("old"));
 }
+
+#[tokio::test]
+async fn workers_that_come_at_once_are_no_more_than_there_may_be() {
+    let fleet = connecting(FleetBuilder::new().max_workers(1), |fleet, worker| {
+        if &**worker.id == "late" {
+            fleet.register("first", at(1), Origin::Static).unwrap();
+        }
+    });
+    let late = fleet.register("late", at(2), Origin::Static);
+    assert_eq!(kind(late), Some(RefusedKind::Full));
+    assert!(fleet.knows("first") && !fleet.knows("late"));
+}
+
+#[tokio::test]
+async fn a_worker_that_an_operator_removes_while_it_registers_stays_away() {
+    let fleet = connecting(FleetBuilder::new(), |fleet, worker| {
+        if worker.url.port_u16() == Some(2) {
+            fleet.register("a", at(1), Origin::Static).unwrap();
+            assert_eq!(fleet.remove("a"), Some(Removed::ForGood));
+        }
+    });
+    let found = fleet.register("a", at(2), Origin::source("dns"));
+    assert_eq!(kind(found), Some(RefusedKind::Removed));
+    assert!(!fleet.knows("a"));
+}
