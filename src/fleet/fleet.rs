@@ -5,7 +5,7 @@ use super::{
     ServedModel, SignsOfLife, WorkerUpdate, WorkerView,
     expiry::next_end,
     model::{Fresh, Models, Served},
-    registration::{Checked, check_name, check_ttl, is_same_url},
+    registration::{Checked, check_id, check_name, check_ttl, is_same_url},
     worker::{Around, Entry, Placed, Plan, Track, Wanted, bring},
 };
 use crate::{
@@ -288,7 +288,7 @@ impl<S: Clone, M> Fleet<S, M> {
     }
 
     fn say(&self, id: &str, said: Said) -> Result<WorkerView, Refused> {
-        check_name("the id", id)?;
+        check_id(id)?;
         loop {
             // What a worker is made of is foreign, so it is made without the
             // lock, and again if the worker is another one by then.

@@ -324,3 +324,15 @@ async fn a_worker_that_an_operator_removes_while_it_registers_stays_away() {
     assert_eq!(kind(found), Some(RefusedKind::Removed));
     assert!(!fleet.knows("a"));
 }
+
+#[tokio::test]
+async fn an_id_that_no_url_can_name_is_refused() {
+    let fleet = fleet();
+    for id in [".", ".."] {
+        let refused = fleet.register(id, at(1), Origin::Static);
+        assert_eq!(kind(refused), Some(RefusedKind::Invalid), "{id}");
+    }
+    for id in ["...", ".a", "%2F", "\0", "a/../b"] {
+        fleet.register(id, at(1), Origin::Static).unwrap();
+    }
+}
