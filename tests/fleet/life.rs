@@ -79,6 +79,27 @@ async fn each_worker_says_for_how_long_it_is_good() {
     expiry.await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn workers_are_heard_first_when_the_process_was_stopped() {
+    let fleet = fleet();
+    tokio::spawn(fleet.expiry());
+    for (port, id) in (1..).zip(["loaded", "registered", "silent"]) {
+        fleet.register(id, at(port), heard()).unwrap();
+    }
+    settled().await;
+    tokio::time::advance(secs(60)).await;
+    settled().await;
+    assert_eq!(ids(&fleet), ["loaded", "registered", "silent"]);
+    fleet.register("registered", at(2), heard()).unwrap();
+    pass(2).await;
+    fleet.observe(&[LoadEvent::new("loaded".into(), 0)]);
+    assert_eq!(ids(&fleet), ["loaded", "registered", "silent"]);
+    pass(3).await;
+    assert_eq!(ids(&fleet), ["loaded", "registered"]);
+    pass(5).await;
+    assert_eq!(ids(&fleet), ["loaded"], "as ever");
+}
+
 #[tokio::test]
 async fn a_discovery_takes_away_only_what_is_its_own() {
     let fleet = fleet();
