@@ -619,7 +619,9 @@ impl<S: Clone, M> Fleet<S, M> {
         for event in events {
             if let Some(worker) = state.wanted_mut(&event.worker) {
                 worker.heard = now;
-                worker.reported = Some(now);
+                if event.has_counts() {
+                    worker.reported = Some(now);
+                }
                 alive.push(worker.plan.signs.clone());
             }
         }

@@ -8,5 +8,7 @@ mod models;
 mod nats;
 #[cfg(feature = "admin")]
 mod report;
+#[cfg(feature = "scrape")]
+mod scrape;
 mod support;
 mod threads;
