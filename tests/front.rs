@@ -169,6 +169,11 @@ async fn all_bodies_together_are_bounded_and_give_their_room_back() {
     assert!(hangs.poll().is_pending(), "its body is kept");
     let (status, why) = ask(&front, post(long.clone())).await;
     assert_eq!(status, 503, "{why}");
+    assert!(why.contains(r#""type":"server_error""#), "{why}");
+    let mut request = post(long.clone());
+    *request.uri_mut() = "/v1/messages".parse().unwrap();
+    let (status, why) = ask(&front, request).await;
+    assert!(status == 503 && why.contains("api_error"), "{why}");
     assert_eq!(
         ask(&front, post("{}")).await.0,
         200,

@@ -29,7 +29,8 @@ const MIN_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_INTERVAL: Duration = Duration::from_secs(1);
 /// A gateway that does not answer within this time is asked again.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-/// The longest answer that is read.
+/// As much of an answer is kept. That to a registration shows the worker with
+/// all its models, which may be longer and is not looked at.
 const MAX_ANSWER: usize = 64 * 1024;
 /// How long the gateway keeps a worker of which it hears nothing: ten of the
 /// reports that are sent in any case.
@@ -209,9 +210,10 @@ where
     B: Body,
     B::Error: Into<BoxError>,
 {
+    let mut backoff = Backoff::new();
     loop {
-        let edition = gateway.register(&shared).await;
-        match gateway.send_loads(&shared, edition).await {
+        let edition = gateway.register(&shared, &mut backoff).await;
+        match gateway.send_loads(&shared, edition, &mut backoff).await {
             Ok(()) => {}
             Err(error) => {
                 tracing::warn!(
@@ -219,8 +221,24 @@ where
                     error,
                     "load is not accepted, registering again"
                 );
+                backoff.pause().await;
             }
         }
+    }
+}
+
+/// The pause before the next attempt. It begins anew when load is accepted, and
+/// not when the worker is registered: a gateway may do the one and not the other.
+struct Backoff(Duration);
+
+impl Backoff {
+    fn new() -> Self {
+        Self(BACKOFF.0)
+    }
+
+    async fn pause(&mut self) {
+        sleep(self.0).await;
+        self.0 = (self.0 * 2).min(BACKOFF.1);
     }
 }
 
@@ -239,9 +257,8 @@ where
     B::Error: Into<BoxError>,
 {
     /// Registers the worker, and returns the edition of its registration.
-    async fn register(&self, shared: &Shared) -> u64 {
+    async fn register(&self, shared: &Shared, backoff: &mut Backoff) -> u64 {
         let worker = &*self.worker;
-        let mut pause = BACKOFF.0;
         let mut warned = false;
         loop {
             let (registration, edition) = {
@@ -259,14 +276,18 @@ where
                     tracing::warn!(worker, error, "cannot register, trying on");
                 }
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(BACKOFF.1);
+            backoff.pause().await;
         }
     }
 
     /// Sends load events until the registration is another one, or the gateway
     /// takes one for a stranger's or does not answer.
-    async fn send_loads(&self, shared: &Shared, edition: u64) -> Result<(), BoxError> {
+    async fn send_loads(
+        &self,
+        shared: &Shared,
+        edition: u64,
+        backoff: &mut Backoff,
+    ) -> Result<(), BoxError> {
         let mut schedule = None;
         loop {
             let now = Instant::now();
@@ -279,8 +300,11 @@ where
                 .due(loads, now)
                 .map(|(_, load)| Load::of(&self.worker, &load))
                 .collect();
-            if !events.is_empty() && self.post(&events).await?.dropped > 0 {
-                return Err("the gateway does not know the worker".into());
+            if !events.is_empty() {
+                if self.post(&events).await?.dropped > 0 {
+                    return Err("the gateway does not know the worker or its ranks".into());
+                }
+                *backoff = Backoff::new();
             }
             sleep(MIN_INTERVAL).await;
             // Elapsed: it is time for a heartbeat.
@@ -346,6 +370,7 @@ where
     }
 }
 
+/// To its end, so that the connection is of use again.
 async fn read<B>(body: B) -> Result<Vec<u8>, BoxError>
 where
     B: Body,
@@ -357,12 +382,11 @@ where
         let Ok(mut data) = frame.map_err(Into::into)?.into_data() else {
             continue;
         };
-        if read.len() + data.remaining() > MAX_ANSWER {
-            return Err(format!("the answer is longer than {MAX_ANSWER} bytes").into());
-        }
         while data.has_remaining() {
-            let taken = data.chunk().len();
-            read.extend_from_slice(data.chunk());
+            let chunk = data.chunk();
+            let kept = chunk.len().min(MAX_ANSWER - read.len());
+            read.extend_from_slice(&chunk[..kept]);
+            let taken = chunk.len();
             data.advance(taken);
         }
     }

@@ -7,8 +7,16 @@ use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 use tokio::time::{Instant, Sleep, sleep_until};
+
+/// Woken so much later than it asked to be, this process was stopped or had no
+/// time, and what workers say is still to be read.
+const LATE: Duration = Duration::from_secs(1);
+
+/// Workers have so long to be heard then. They may have to connect again.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// When a worker ends if nothing is heard of it after `heard`.
 pub(super) fn next_end(origin: &Origin, heard: Instant) -> Option<Instant> {
@@ -26,11 +34,16 @@ pub struct Expiry<S, M> {
     changes: Observation,
     seen: u64,
     sleep: Option<Pin<Box<Sleep>>>,
+    /// Until then nobody is silent.
+    grace: Option<Instant>,
 }
 
 impl<S: Clone, M> Fleet<S, M> {
     /// Removes the workers of [`Origin::Reported`] that are silent for longer
     /// than they are good for. Spawn it.
+    ///
+    /// If this process was stopped for a while, they are heard first: they have
+    /// 5 s from when it goes on.
     ///
     /// Completes when the fleet is gone. Cancel safe: another one goes on where
     /// it was dropped.
@@ -44,6 +57,7 @@ impl<S: Clone, M> Fleet<S, M> {
             changes: self.changed().observe(),
             seen: 0,
             sleep: None,
+            grace: None,
         }
     }
 }
@@ -68,8 +82,14 @@ impl<S: Clone, M> Future for Expiry<S, M> {
             let Some(fleet) = this.fleet.upgrade() else {
                 return Poll::Ready(());
             };
+            let now = Instant::now();
+            let asked_for = this.sleep.as_ref().map(|sleep| sleep.deadline());
+            if asked_for.is_some_and(|asked_for| now - asked_for > LATE) {
+                this.grace = Some(now + GRACE);
+            }
+            this.grace.take_if(|grace| *grace <= now);
             // Another expiry than the one slept for, or none: heard meanwhile.
-            let next = fleet.expire(Instant::now());
+            let next = this.grace.or_else(|| fleet.expire(now));
             this.sleep = next.map(|next| Box::pin(sleep_until(next)));
         }
     }

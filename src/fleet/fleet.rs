@@ -1,11 +1,11 @@
 //! The public face of a fleet, and its state.
 
 use super::{
-    Compose, Connect, FleetBuilder, Id, ModelMarks, Origin, Refused, Registration, ServedModel,
-    SignsOfLife, WorkerUpdate, WorkerView,
+    Compose, Connect, FleetBuilder, Id, ModelMarks, Origin, Refused, RefusedKind, Registration,
+    ServedModel, SignsOfLife, WorkerUpdate, WorkerView,
     expiry::next_end,
     model::{Fresh, Models, Served},
-    registration::{Checked, check_name, check_ttl, is_same_url},
+    registration::{Checked, check_id, check_name, check_ttl, is_same_url},
     worker::{Around, Entry, Placed, Plan, Track, Wanted, bring},
 };
 use crate::{
@@ -288,7 +288,7 @@ impl<S: Clone, M> Fleet<S, M> {
     }
 
     fn say(&self, id: &str, said: Said) -> Result<WorkerView, Refused> {
-        check_name("the id", id)?;
+        check_id(id)?;
         loop {
             // What a worker is made of is foreign, so it is made without the
             // lock, and again if the worker is another one by then.
@@ -393,6 +393,9 @@ impl<S: Clone, M> Fleet<S, M> {
             }
         };
         let names = models.iter().map(|model| &*model.name);
+        // Held until all are, so that none of them gives way to another.
+        let known = names.clone().filter_map(|name| inner.models.claim(name));
+        let _known: Vec<_> = known.collect();
         inner.models.check_room(names)?;
         let mut claimed: Vec<Arc<Served<S, M>>> = Vec::with_capacity(models.len());
         for model in &models {
@@ -405,7 +408,12 @@ impl<S: Clone, M> Fleet<S, M> {
         let operator_drains = operator_drains.unwrap_or(drained);
         let mut state = lock(&inner.state);
         let known = state.wanted(&id).map(|known| known.plan.revision);
-        if known != seen {
+        // That there is none, before and after, does not mean that none has
+        // come and gone, or that the last place is still free.
+        let is_another = known.is_none()
+            && (state.removed.contains(&id) != was_removed
+                || state.workers.len() >= inner.max_workers);
+        if known != seen || is_another {
             return Ok(None);
         }
         let revision = state.next();
@@ -433,8 +441,9 @@ impl<S: Clone, M> Fleet<S, M> {
         let old = entry.wanted.replace(wanted);
         let view = Self::viewed(&id, entry);
         drop(state);
-        drop(old);
         inner.settled([id]);
+        // Not before: it is foreign, and may panic.
+        drop(old);
         Ok(view.map(|view| self.complete(view)))
     }
 
@@ -521,7 +530,8 @@ impl<S: Clone, M> Fleet<S, M> {
 
     /// Has the workers of a [discovery](Origin::Source) be these and no others:
     /// registers those that are new or have changed, and has those
-    /// [leave](Self::leave) that are not among them. Returns which were
+    /// [leave](Self::leave) that are not among them. Those that come are there
+    /// before the others leave, as far as there is room. Returns which were
     /// refused, and why.
     ///
     /// For a discovery that knows all of its workers at once. One that cannot
@@ -551,19 +561,33 @@ impl<S: Clone, M> Fleet<S, M> {
             .filter(|(id, worker)| !is_as_said(id, worker))
             .collect();
         drop(state);
+        let refused = |id: &Id, worker: &Registration| {
+            let registered = self.register(id, worker.clone(), origin.clone());
+            if registered.is_ok() {
+                tracing::info!(worker = &**id, discovery, "is there");
+            }
+            registered.err()
+        };
+        // If all are others now, nobody would be there in between.
+        let mut not_there = Vec::new();
+        for (id, worker) in news {
+            if let Some(why) = refused(id, worker) {
+                not_there.push((id, worker, why));
+            }
+        }
         for id in gone {
             if self.leave(&id, &origin) {
                 tracing::info!(worker = &*id, discovery, "has left");
             }
         }
-        let mut refused = Vec::new();
-        for (id, worker) in news {
-            match self.register(id, worker.clone(), origin.clone()) {
-                Ok(_) => tracing::info!(worker = &**id, discovery, "is there"),
-                Err(why) => refused.push((id.clone(), why)),
-            }
-        }
-        refused
+        let not_there = not_there.into_iter().filter_map(|(id, worker, why)| {
+            let why = match why.kind() {
+                RefusedKind::Full => refused(id, worker)?,
+                _ => why,
+            };
+            Some((id.clone(), why))
+        });
+        not_there.collect()
     }
 
     fn take(&self, id: &str, is_its: impl FnOnce(&Origin) -> bool) -> Option<Removed> {
@@ -595,7 +619,9 @@ impl<S: Clone, M> Fleet<S, M> {
         for event in events {
             if let Some(worker) = state.wanted_mut(&event.worker) {
                 worker.heard = now;
-                worker.reported = Some(now);
+                if event.has_counts() {
+                    worker.reported = Some(now);
+                }
                 alive.push(worker.plan.signs.clone());
             }
         }
@@ -641,13 +667,14 @@ impl<S: Clone, M> Fleet<S, M> {
             }
         }
         drop(state);
-        drop(ended);
         if !gone.is_empty() {
             for id in &gone {
                 tracing::warn!(worker = &**id, "removed: it was silent for too long");
             }
             self.inner.settled(gone);
         }
+        // Not before: it is foreign, and may panic.
+        drop(ended);
         next
     }
 
@@ -746,6 +773,11 @@ impl<S, M> Fleet<S, M> {
 pub(super) struct WeakFleet<S, M>(Weak<Inner<S, M>>);
 
 impl<S, M> WeakFleet<S, M> {
+    #[cfg(feature = "nats")]
+    pub(super) fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+
     pub(super) fn upgrade(&self) -> Option<Fleet<S, M>> {
         let inner = self.0.upgrade()?;
         Some(Fleet { inner })

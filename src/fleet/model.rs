@@ -74,8 +74,8 @@ pub(super) struct Served<S, M> {
     pub(super) model: Arc<ServedModel<M>>,
     pub(super) roster: Roster<Id, S>,
     thresholds: ThresholdsHandle,
-    /// What it adapts.
-    _base: Option<Arc<Served<S, M>>>,
+    /// What it adapts, and whose thresholds are its own.
+    base: Option<Arc<Served<S, M>>>,
     is_pinned: AtomicBool,
 }
 
@@ -166,7 +166,8 @@ impl<S, M> Models<S, M> {
         lock(&self.table).claim(name)
     }
 
-    /// Whether all of `names` can be models now.
+    /// Whether all of `names` can be models now. Those that are known have been
+    /// claimed: one that gives way to another of them is one too few.
     pub(super) fn check_room<'a>(
         &self,
         names: impl Iterator<Item = &'a str>,
@@ -204,7 +205,7 @@ impl<S, M> Models<S, M> {
             }),
             roster: fresh.roster,
             thresholds,
-            _base: fresh.base,
+            base: fresh.base,
             is_pinned: AtomicBool::new(false),
         });
         let mut table = lock(&self.table);
@@ -253,13 +254,15 @@ impl<S, M> Table<S, M> {
     }
 
     /// Those that nobody serves, that no operator has given thresholds and
-    /// that are not to stay. Nobody comes to hold one without the lock.
+    /// that are not to stay. The thresholds of an adapter are kept by the model
+    /// that it adapts, so they are no reason to keep the adapter. Nobody comes to hold one without the lock.
     fn unneeded(&self) -> impl Iterator<Item = &Claimed<S, M>> {
         self.by_name.values().filter(|(served, _)| {
-            let is_default = || served.thresholds.get() == Default::default();
+            let is_set_up =
+                || served.base.is_none() && served.thresholds.get() != Default::default();
             !served.is_pinned.load(Ordering::Relaxed)
                 && Arc::strong_count(served) == 1
-                && is_default()
+                && !is_set_up()
         })
     }
 }

@@ -321,6 +321,18 @@ pub(super) fn check_ttl(ttl: Duration) -> Result<(), Refused> {
     )))
 }
 
+pub(super) fn check_id(id: &str) -> Result<(), Refused> {
+    check_name("the id", id)?;
+    // However they are encoded, clients resolve them when they are a segment of
+    // a path: no request of the admin API would come to the worker.
+    if matches!(id, "." | "..") {
+        return Err(Refused::invalid(format!(
+            "the id is {id:?}, which no URL can name"
+        )));
+    }
+    Ok(())
+}
+
 pub(super) fn check_name(what: &str, name: &str) -> Result<(), Refused> {
     if !name.is_empty() && name.len() <= MAX_NAME {
         return Ok(());

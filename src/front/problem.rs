@@ -33,8 +33,9 @@ impl Api {
     }
 }
 
-/// What is wrong with a request. It is the client's to mend, so it is no
-/// overload, and no [reason](crate::status) goes with it.
+/// What is wrong with a request. It is the client's to mend, or to send again
+/// if the status is a server's; it says nothing of the workers, so no
+/// [reason](crate::status) goes with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     status: StatusCode,
@@ -61,7 +62,11 @@ impl Problem {
             accept_encoding: None,
             body: OpenAiError {
                 message: message.into(),
-                r#type: "invalid_request_error",
+                // A client that is at fault has nothing to gain from asking again.
+                r#type: match status.is_server_error() {
+                    true => "server_error",
+                    false => "invalid_request_error",
+                },
                 param: None,
                 code: None,
             },
@@ -111,6 +116,7 @@ impl Problem {
                     r#type: match self.status {
                         StatusCode::NOT_FOUND => "not_found_error",
                         StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+                        status if status.is_server_error() => "api_error",
                         _ => "invalid_request_error",
                     },
                     message: &self.body.message,

@@ -59,6 +59,14 @@ impl<K> LoadEvent<K> {
         self.active_prefill_tokens = tokens.into();
         self
     }
+
+    /// Whether it says anything of the load, and not only that the worker is
+    /// there.
+    pub(crate) const fn has_counts(&self) -> bool {
+        self.active_decode_blocks.is_some()
+            || self.kv_used_blocks.is_some()
+            || self.active_prefill_tokens.is_some()
+    }
 }
 
 /// Why a load event was dropped. It changed nothing and was counted.

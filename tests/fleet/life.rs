@@ -1,10 +1,23 @@
 //! How workers come, stay and go.
 
 use crate::support::*;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use std::{
+    future::pending,
+    sync::{Arc, OnceLock},
+};
+use tower::{service_fn, util::BoxCloneSyncService};
 use tower_overload::{
+    BoxError,
     busy::Mark,
-    fleet::{Origin, RefusedKind, Registration, Removed, WorkerUpdate},
+    fleet::{
+        Compose, Connect, Fleet, FleetBuilder, Origin, RefusedKind, Registration, Removed,
+        WorkerUpdate,
+    },
     load::LoadEvent,
+    pool::WorkerPool,
 };
 
 fn at(port: u16) -> Registration {
@@ -64,6 +77,27 @@ async fn each_worker_says_for_how_long_it_is_good() {
     );
     drop(fleet);
     expiry.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn workers_are_heard_first_when_the_process_was_stopped() {
+    let fleet = fleet();
+    tokio::spawn(fleet.expiry());
+    for (port, id) in (1..).zip(["loaded", "registered", "silent"]) {
+        fleet.register(id, at(port), heard()).unwrap();
+    }
+    settled().await;
+    tokio::time::advance(secs(60)).await;
+    settled().await;
+    assert_eq!(ids(&fleet), ["loaded", "registered", "silent"]);
+    fleet.register("registered", at(2), heard()).unwrap();
+    pass(2).await;
+    fleet.observe(&[LoadEvent::new("loaded".into(), 0)]);
+    assert_eq!(ids(&fleet), ["loaded", "registered", "silent"]);
+    pass(3).await;
+    assert_eq!(ids(&fleet), ["loaded", "registered"]);
+    pass(5).await;
+    assert_eq!(ids(&fleet), ["loaded"], "as ever");
 }
 
 #[tokio::test]
@@ -243,4 +277,83 @@ async fn a_discovery_that_knows_all_of_its_workers_says_so_in_one_call() {
     assert_eq!(sync(&[2]), []);
     assert!(fleet.worker("w2").unwrap().has(Mark::Draining));
     assert_eq!(ids(&fleet), ["static", "w2"]);
+}
+
+type Deaf = BoxCloneSyncService<Request<()>, Response<Full<Bytes>>, BoxError>;
+
+/// A fleet that is at hand while a worker is connected to.
+fn connecting(
+    builder: FleetBuilder,
+    connect: impl Fn(&Fleet<Deaf, ()>, &Connect<'_>) + Send + Sync + 'static,
+) -> Fleet<Deaf, ()> {
+    let fleet = Arc::new(OnceLock::new());
+    let at_hand = fleet.clone();
+    let connect = move |worker: &Connect<'_>| {
+        connect(at_hand.get().expect("it is built"), worker);
+        let client = service_fn(|_| pending::<Result<_, BoxError>>());
+        Ok(BoxCloneSyncService::new(client))
+    };
+    let compose = |model: Compose<'_, Deaf>| {
+        let pool = WorkerPool::<_, Request<()>>::new(model.changes, model.set);
+        Ok(((), pool.members()))
+    };
+    let built = builder.default_model("tiny").build(connect, compose);
+    fleet.get_or_init(|| built.unwrap()).clone()
+}
+
+#[tokio::test]
+async fn those_that_a_discovery_has_found_are_there_before_others_leave() {
+    let fleet = connecting(FleetBuilder::new(), |fleet, worker| {
+        if &**worker.id == "new" {
+            assert!(fleet.knows("old"), "nobody is there for a moment");
+        }
+    });
+    assert!(fleet.sync("dns", [("old", at(1))]).is_empty());
+    assert!(fleet.sync("dns", [("new", at(2))]).is_empty());
+    assert!(fleet.knows("new") && !fleet.knows("old"));
+}
+
+#[tokio::test]
+async fn those_that_leave_make_room_for_those_that_a_discovery_has_found() {
+    let fleet = connecting(FleetBuilder::new().max_workers(1), |_, _| {});
+    assert!(fleet.sync("dns", [("old", at(1))]).is_empty());
+    assert!(fleet.sync("dns", [("new", at(2))]).is_empty());
+    assert!(fleet.knows("new") && !fleet.knows("old"));
+}
+
+#[tokio::test]
+async fn workers_that_come_at_once_are_no_more_than_there_may_be() {
+    let fleet = connecting(FleetBuilder::new().max_workers(1), |fleet, worker| {
+        if &**worker.id == "late" {
+            fleet.register("first", at(1), Origin::Static).unwrap();
+        }
+    });
+    let late = fleet.register("late", at(2), Origin::Static);
+    assert_eq!(kind(late), Some(RefusedKind::Full));
+    assert!(fleet.knows("first") && !fleet.knows("late"));
+}
+
+#[tokio::test]
+async fn a_worker_that_an_operator_removes_while_it_registers_stays_away() {
+    let fleet = connecting(FleetBuilder::new(), |fleet, worker| {
+        if worker.url.port_u16() == Some(2) {
+            fleet.register("a", at(1), Origin::Static).unwrap();
+            assert_eq!(fleet.remove("a"), Some(Removed::ForGood));
+        }
+    });
+    let found = fleet.register("a", at(2), Origin::source("dns"));
+    assert_eq!(kind(found), Some(RefusedKind::Removed));
+    assert!(!fleet.knows("a"));
+}
+
+#[tokio::test]
+async fn an_id_that_no_url_can_name_is_refused() {
+    let fleet = fleet();
+    for id in [".", ".."] {
+        let refused = fleet.register(id, at(1), Origin::Static);
+        assert_eq!(kind(refused), Some(RefusedKind::Invalid), "{id}");
+    }
+    for id in ["...", ".a", "%2F", "\0", "a/../b"] {
+        fleet.register(id, at(1), Origin::Static).unwrap();
+    }
 }

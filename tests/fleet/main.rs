@@ -4,7 +4,11 @@ mod dns;
 mod life;
 mod model;
 mod models;
+#[cfg(feature = "nats")]
+mod nats;
 #[cfg(feature = "admin")]
 mod report;
+#[cfg(feature = "scrape")]
+mod scrape;
 mod support;
 mod threads;

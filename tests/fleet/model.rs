@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
-use tokio::time::{Instant, advance};
+use tokio::time::{Instant, sleep};
 use tower_overload::{
     busy::Mark,
     fleet::{Origin, Registration, Removed, WorkerUpdate},
@@ -319,7 +319,8 @@ impl Under {
                 }
             }
             Op::Advance(by) => {
-                advance(secs(*by)).await;
+                // Not at a leap, as if the process had been stopped.
+                sleep(secs(*by)).await;
                 settled().await;
                 model.expire();
             }

@@ -62,6 +62,44 @@ async fn a_registration_with_a_model_too_many_makes_none() {
 }
 
 #[tokio::test]
+async fn an_adapter_gives_way_whatever_the_thresholds_of_its_model() {
+    let fleet = setup(|builder| builder.max_models(3)).fleet;
+    let register = |adapter: &str| {
+        let worker = serving(["base"]).lora(adapter, "base");
+        fleet.register("a", worker, Origin::Static)
+    };
+    register("one").unwrap();
+    let thresholds = fleet.thresholds().get("base").unwrap();
+    let update = ThresholdUpdate::new().active_prefill_tokens(9);
+    thresholds.update(update).unwrap();
+    for adapter in ["two", "three", "four"] {
+        register(adapter).unwrap();
+    }
+    assert_eq!(names(&fleet), ["base", "four", "three"]);
+    let adapter = fleet.thresholds().get("four").unwrap();
+    assert_eq!(adapter.get(), thresholds.get());
+}
+
+#[tokio::test]
+async fn a_model_of_a_registration_does_not_give_way_to_another_of_it() {
+    let fleet = setup(|builder| builder.max_models(2)).fleet;
+    for model in ["one", "two"] {
+        let worker = serving([model]);
+        fleet.register("a", worker, Origin::Static).unwrap();
+    }
+    let since = fleet.model("one").unwrap().since();
+    let refused = fleet.register("b", serving(["new", "one"]), Origin::Static);
+    assert_eq!(kind(refused), Some(RefusedKind::Full));
+    assert_eq!(names(&fleet), ["one", "two"], "nothing has changed");
+
+    fleet.remove("a");
+    let worker = serving(["new", "one"]);
+    fleet.register("b", worker, Origin::Static).unwrap();
+    assert_eq!(names(&fleet), ["new", "one"]);
+    assert_eq!(fleet.model("one").unwrap().since(), since, "the same one");
+}
+
+#[tokio::test]
 async fn an_adapter_is_judged_by_the_thresholds_of_its_model() {
     let fleet = fleet();
     let worker = serving(["tiny"]).kv_total_blocks(100).lora("sql", "tiny");

@@ -1,12 +1,14 @@
 //! A worker that registers itself and reports, through the admin API.
 
 use crate::support::*;
-use http::{Request, Response};
+use bytes::Bytes;
+use http::{Method, Request, Response};
+use http_body_util::Full;
 use std::{
     future::pending,
     sync::{
         Arc,
-        atomic::{AtomicU8, Ordering::SeqCst},
+        atomic::{AtomicU8, AtomicUsize, Ordering::SeqCst},
     },
 };
 use tower::{Service, ServiceExt, util::BoxCloneSyncService};
@@ -115,6 +117,41 @@ async fn a_gateway_that_is_away_or_hangs_is_found_again() {
     assert_eq!(blocks(&fleet), [Some(7), None]);
     state.store(HANGS, SeqCst);
     assert!(reporter.leave().await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gateway_that_takes_no_load_is_not_asked_without_a_pause() {
+    let registered = Arc::new(AtomicUsize::new(0));
+    let counter = registered.clone();
+    let client = tower::service_fn(move |request: Request<AdminBody>| {
+        let taken = match *request.method() {
+            Method::PUT => {
+                counter.fetch_add(1, SeqCst);
+                "{}"
+            }
+            // As one does that has the id from another worker, with other ranks.
+            _ => r#"{"accepted": 1, "dropped": 1}"#,
+        };
+        async move {
+            pass(1).await;
+            Ok::<_, BoxError>(Response::new(Full::<Bytes>::from(taken)))
+        }
+    });
+    let _reporter = Reporter::start(client, "a", worker());
+    pass(60_000).await;
+    let registered = registered.load(SeqCst);
+    assert!((55..=70).contains(&registered), "{registered} a minute");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_of_many_models_is_registered_and_reports() {
+    let fleet = fleet();
+    let models = (0..1000).map(|n| format!("{n:0>200}"));
+    let worker = worker().models(models);
+    let reporter = Reporter::start(gateway(&fleet).0, "a/b é", worker);
+    reporter.report(used(0, 7)).unwrap();
+    pass(100).await;
+    assert_eq!(blocks(&fleet), [Some(7), None]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -90,3 +90,55 @@ async fn the_last_word_on_a_worker_holds_in_all_its_parts() {
         ));
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn models_that_give_way_to_each_other_leave_nothing_behind() {
+    let status = tower_overload::OverloadStatusLayer::new();
+    let known = status.models().clone();
+    let Setup { fleet, .. } = setup(|builder| builder.max_models(3).known_models(known.clone()));
+    let runtime = tokio::runtime::Handle::current();
+    let says = |which: u16| {
+        let (fleet, runtime) = (fleet.clone(), runtime.clone());
+        move || {
+            let _runtime = runtime.enter();
+            for round in 0..ROUNDS {
+                let id = format!("w{}", which % 3);
+                let model = format!("m{}", (round * 7 + which) % 6);
+                let worker = Registration::at("http://worker:1").models([model]);
+                drop(fleet.register(&id, worker, Origin::Static));
+                if round % 3 == 0 {
+                    fleet.remove(&id);
+                }
+            }
+        }
+    };
+    let threads: Vec<_> = (0..4).map(|which| thread::spawn(says(which))).collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    for id in ["w0", "w1", "w2"] {
+        fleet.remove(id);
+    }
+    assert!(fleet.models().len() <= 3);
+    for n in 0..6 {
+        let name = format!("m{n}");
+        let is_there = fleet.model(&name).is_some();
+        assert!(
+            is_there || !known.contains(&name),
+            "{name} is still counted"
+        );
+        assert!(
+            is_there || fleet.thresholds().get(&name).is_none(),
+            "{name} is still judged"
+        );
+    }
+    for n in 0..3 {
+        let model = format!("new{n}");
+        let worker = Registration::at(format!("http://worker:{}", n + 1)).models([model.clone()]);
+        fleet
+            .register(&format!("w{n}"), worker, Origin::Static)
+            .unwrap();
+        assert!(known.contains(&model) && fleet.thresholds().get(&model).is_some());
+        assert!(goes_to(&fleet, &model).await.is_some());
+    }
+}
