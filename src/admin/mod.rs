@@ -43,7 +43,8 @@
 //! | `draining` | whether it gets no new requests |
 //! | `ttl_ms` | only from the worker itself: it is removed when it was silent for so long |
 //!
-//! A member that is absent stays as it is, and `null` is the default again.
+//! A member that is absent stays as it is, and `null` is the default again; for
+//! `url`, `draining` and `ttl_ms`, `null` is as absent.
 //! With `ttl_ms` the worker itself speaks, without it an operator does: their
 //! drains are [apart](crate::fleet::WorkerUpdate::draining).
 //!

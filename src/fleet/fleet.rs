@@ -258,7 +258,8 @@ impl<S: Clone, M> Fleet<S, M> {
     /// what `PUT` does. See [`WorkerUpdate::ttl`] for who says so.
     ///
     /// A worker that an operator registers is kept like one that registers
-    /// itself, and for good if it is one of [`Origin::Static`] that was
+    /// itself, so it goes when it was silent for the fleet's [time to
+    /// live](FleetBuilder::ttl), and it is kept for good if it is one of [`Origin::Static`] that was
     /// removed.
     ///
     /// # Errors
@@ -370,6 +371,7 @@ impl<S: Clone, M> Fleet<S, M> {
             (*incarnation, service.clone(), signs.clone())
         });
         let learned = same.map(|known| known.learned.clone()).unwrap_or_default();
+        let said_before = known.and_then(|known| known.said.clone());
         let reported = same.and_then(|known| known.reported);
         let good_for = inner.monitor.stale_after();
         let knows_better = same.is_some_and(|known| known.reports_itself(good_for));
@@ -431,6 +433,10 @@ impl<S: Clone, M> Fleet<S, M> {
                 models: claimed.into(),
             },
             registration,
+            said: match said {
+                Said::Whole(registration, _) => Some(registration.clone()),
+                Said::Part(..) => said_before,
+            },
             origin,
             heard: now,
             reported,
@@ -532,7 +538,8 @@ impl<S: Clone, M> Fleet<S, M> {
     /// registers those that are new or have changed, and has those
     /// [leave](Self::leave) that are not among them. Those that come are there
     /// before the others leave, as far as there is room. Returns which were
-    /// refused, and why.
+    /// refused, and why. What an operator has changed of one stays until the
+    /// discovery says something else of it than before.
     ///
     /// For a discovery that knows all of its workers at once. One that cannot
     /// be asked knows nothing: leave the workers as they are.
@@ -554,7 +561,7 @@ impl<S: Clone, M> Fleet<S, M> {
             .collect();
         let is_as_said = |id: &Id, worker: &Registration| {
             let known = state.wanted(id);
-            known.is_some_and(|known| is_its(known) && known.registration == *worker)
+            known.is_some_and(|known| is_its(known) && known.said.as_ref() == Some(worker))
         };
         let news: Vec<_> = workers
             .iter()

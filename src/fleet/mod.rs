@@ -82,8 +82,11 @@
 //! # }
 //! ```
 //!
-//! Then set a threshold (`POST /busy_threshold`), and a worker over it gets no
-//! new request. The example `axum_gateway` is this as a program, `gateway` the
+//! Its workers report no load yet: have them run a
+//! [`Reporter`](crate::admin::Reporter), spawn [`Fleet::scrape`], or give the
+//! builder a [tracker](FleetBuilder::tracker). Then set a threshold (`POST
+//! /busy_threshold`), and a worker over it gets no new request from its next
+//! load event on. The example `axum_gateway` is this as a program, `gateway` the
 //! same with every option, and `own_discovery`, `own_pick` and `time_limits`
 //! change one piece each.
 //!
@@ -93,8 +96,8 @@
 //! |---|---|---|
 //! | the configuration | [`Fleet::register`] with [`Origin::Static`] | an operator removes them |
 //! | themselves, over HTTP | [`FleetApi`](crate::admin::FleetApi), told by a [`Reporter`](crate::admin::Reporter) | they say so, or are silent for their time to live ([`Fleet::expiry`]) |
-//! | themselves, over NATS, to many gateways | [`Fleet::follow`] | the same |
-//! | a name in DNS | [`Fleet::resolve`] | the name does not have the address any more |
+//! | themselves, over NATS, to many gateways | [`Fleet::follow`] | they say so, or are silent for their time to live, which the source counts |
+//! | a name in DNS | [`Fleet::resolve`] | the name does not have the address any more; one that has none takes nobody away |
 //! | a discovery of the application's own | [`Fleet::sync`], or [`Fleet::register`] and [`Fleet::leave`] with [`Origin::Source`] | it says so |
 //!
 //! Their load comes with [`Fleet::observe`], which the HTTP and NATS sources
@@ -110,8 +113,8 @@
 //! | | changes it | takes it away |
 //! |---|---|---|
 //! | the worker itself | yes | unless it is of the configuration, or a discovery named it last |
-//! | a discovery | yes | if it named it last |
-//! | silence | | if it named itself last |
+//! | a discovery | yes | only while it is the last to have named it |
+//! | silence | | only while it is the last to have named itself |
 //! | an operator | yes | yes; and one of the configuration is then [brought back](Removed::ForGood) by an operator alone |
 //!
 //! An operator's drain and the worker's own are apart: either is enough, and
@@ -131,7 +134,7 @@
 //! A request takes one short lock of the table of models. What changes one
 //! worker takes a lock of all workers twice, and costs what the monitor, the
 //! sets and the pools of its models cost; nothing foreign (connecting,
-//! composing, recorders, wakers) runs under a lock.
+//! composing, recorders, wakers) runs under a lock but the `Clone` of a client.
 
 mod builder;
 mod dns;

@@ -38,6 +38,8 @@ impl<S, M> Default for Entry<S, M> {
 /// A worker as it is to be.
 pub(super) struct Wanted<S, M> {
     pub(super) registration: Registration,
+    /// What a discovery said of it last, before others changed it.
+    pub(super) said: Option<Registration>,
     pub(super) origin: Origin,
     /// When something was last heard of it.
     pub(super) heard: Instant,

@@ -274,8 +274,12 @@ async fn a_discovery_that_knows_all_of_its_workers_says_so_in_one_call() {
     assert_eq!(ids(&fleet), ["static", "w2", "w3"]);
     // What an operator did to one that has not changed stays.
     fleet.drain("w2", true).unwrap();
+    let capacity = WorkerUpdate::new().kv_total_blocks(7);
+    fleet.patch("w2", capacity).unwrap();
     assert_eq!(sync(&[2]), []);
-    assert!(fleet.worker("w2").unwrap().has(Mark::Draining));
+    let view = fleet.worker("w2").unwrap();
+    assert!(view.has(Mark::Draining));
+    assert_eq!(view.kv_total_blocks, Some(7));
     assert_eq!(ids(&fleet), ["static", "w2"]);
 }
 
