@@ -1,8 +1,8 @@
 //! A gateway that runs in a process: the example's own, or that of a test.
 
 use super::{Fleet, GatewayConfig, admin::router, fleet, front, metrics::Metrics, sources, worker};
-use axum::Router;
-use http::Uri;
+use axum::{Router, body::Body};
+use http::{Response, Uri};
 use overload_examples::{
     serve::{Server, listen},
     worker::{Worker, WorkerConfig},
@@ -17,7 +17,11 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tower_overload::upstream::forward::{Forwarding, XForwarded};
+use tower::ServiceBuilder;
+use tower_overload::{
+    front::FrontBody,
+    upstream::forward::{Forwarding, XForwarded},
+};
 
 /// A gateway that runs in the background.
 ///
@@ -77,7 +81,12 @@ impl Gateway {
 
         let admin = Server::on(admin, router(fleet.clone(), metrics))?;
         let embedded = embedded(&config, admin.address(), &fleet).await?;
-        let mut app = Router::new().fallback_service(front(&config, &forwarding, &fleet));
+        let front = ServiceBuilder::new()
+            .map_response(|response: Response<FrontBody<Body>>| {
+                response.map(|body| body.either(Body::new, |body| body))
+            })
+            .service(front(&config, &forwarding, &fleet));
+        let mut app = Router::new().fallback_service(front);
         if let Some(observer) = config.observer {
             app = observer.watch(app);
         }

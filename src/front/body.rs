@@ -67,6 +67,15 @@ impl<B> FrontBody<B> {
             inner: Inner::Behind { body },
         }
     }
+
+    /// Makes one body of both, where what stands behind has a type that can be
+    /// made of bytes, such as that of a server: it is not boxed once more then.
+    pub fn either<T>(self, own: impl FnOnce(WholeBody) -> T, behind: impl FnOnce(B) -> T) -> T {
+        match self.inner {
+            Inner::Own { body } => own(body),
+            Inner::Behind { body } => behind(body),
+        }
+    }
 }
 
 impl<B: Body<Data = Bytes>> Body for FrontBody<B> {
